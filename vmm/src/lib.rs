@@ -1,0 +1,3 @@
+//! lmb-vmm: a KVM virtual machine monitor whose guest memory is made of LMBs.
+
+pub mod protocol;

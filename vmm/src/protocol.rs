@@ -1,0 +1,302 @@
+//! What travels over the control socket: the JSON bodies of requests and
+//! replies. Clients (`lmb`, the tests) know the VMM by these types alone;
+//! docs/api.yaml describes them for everyone else.
+//!
+//! Field names carry their units. All sizes of the whole VM (`total_bytes`,
+//! `target_bytes`) include boot memory; sizes of a window do not. Times are
+//! nanoseconds of the host's CLOCK_MONOTONIC, which every process of the host
+//! shares, so that a client can subtract its own stamps from them.
+
+use serde::{Deserialize, Serialize};
+
+/// The path prefix of every call; the number changes when a reply changes
+/// incompatibly.
+pub const API_PREFIX: &str = "/api/v1";
+
+/// State of the VM as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmState {
+    /// Memory and devices exist, no vCPU has entered the guest yet.
+    Starting,
+    /// vCPUs run.
+    Running,
+    /// The guest asked for a reset and the VM is being built anew.
+    Resetting,
+    /// The guest powered off, or a client did; the process is about to end.
+    Stopped,
+}
+
+/// How the kernel is entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EntryKind {
+    /// The ELF image's PVH entry (32-bit, the decompressor is skipped).
+    Elf,
+    /// The bzImage's 64-bit boot protocol entry: the guest decompresses itself.
+    Bzimage,
+}
+
+/// The kernel a VM runs, as `GET /api/v1/vm` reports it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelInfo {
+    /// Path given at start.
+    pub path: String,
+    /// Version string from the image (`linux_banner`'s version), if found.
+    pub version: Option<String>,
+    /// Entry in use.
+    pub entry: EntryKind,
+    /// Whether the guest kernel can move itself (KASLR): true only when it
+    /// decompresses itself and `nokaslr` is absent.
+    pub kaslr: bool,
+    /// Command line as passed to the guest.
+    pub cmdline: String,
+}
+
+/// Stamps of the boot, nanoseconds since `process_start_ns` of the same
+/// record except that field itself, which is on the monotonic clock.
+/// A field is absent until (or unless) its event happens.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BootTimeline {
+    /// When the process started (or, after a guest reset, when the reset was
+    /// asked for), on CLOCK_MONOTONIC.
+    pub process_start_ns: u64,
+    /// Guest memory mapped.
+    pub memory_created_ns: Option<u64>,
+    /// Kernel, initrd and tables in guest memory.
+    pub kernel_loaded_ns: Option<u64>,
+    /// First entry into the guest of the boot vCPU.
+    pub first_entry_ns: Option<u64>,
+    /// Mark that a kernel writes at its entry, if it is built to.
+    pub kernel_entry_ns: Option<u64>,
+    /// The guest's init ran (guest agent's mark).
+    pub init_ns: Option<u64>,
+    /// The guest agent loaded the hotplug driver (agent's mark).
+    pub driver_loaded_ns: Option<u64>,
+    /// How many times the guest has been started by this process, from 1.
+    pub boots: u64,
+}
+
+/// Reply of `GET /api/v1/vm`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmInfo {
+    /// Version of lmb-vmm.
+    pub version: String,
+    /// Process id.
+    pub pid: u32,
+    /// State now.
+    pub state: VmState,
+    /// Number of vCPUs.
+    pub cpus: u32,
+    /// Kernel and how it was entered.
+    pub kernel: KernelInfo,
+    /// Stamps of the latest boot.
+    pub boot: BootTimeline,
+}
+
+/// One hotplug window (one virtio-mem device).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowInfo {
+    /// Number of the window, from 0.
+    pub id: u32,
+    /// Guest NUMA node.
+    pub node: u32,
+    /// First guest-physical address.
+    pub start_address: u64,
+    /// Length of the window.
+    pub size_bytes: u64,
+    /// The part the guest may use (the whole window).
+    pub usable_bytes: u64,
+    /// What the guest is asked to plug.
+    pub requested_bytes: u64,
+    /// What the guest has plugged.
+    pub plugged_bytes: u64,
+    /// LMBs in the window.
+    pub total_lmbs: u64,
+    /// LMBs requested.
+    pub requested_lmbs: u64,
+    /// LMBs plugged.
+    pub plugged_lmbs: u64,
+    /// Index of the window's first LMB in the VM (boot LMBs come first).
+    pub first_lmb: u64,
+    /// Whether a guest driver is active (DRIVER_OK).
+    pub driver_active: bool,
+    /// KVM memory slots in use by the window.
+    pub slots: u64,
+    /// Requests the driver has made since its start, by their answers.
+    pub requests: RequestCounts,
+}
+
+/// Counts of guest requests by kind and answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestCounts {
+    /// PLUG requests.
+    pub plug: u64,
+    /// UNPLUG requests.
+    pub unplug: u64,
+    /// UNPLUG_ALL requests.
+    pub unplug_all: u64,
+    /// STATE requests.
+    pub state: u64,
+    /// Chains that were no legal request at all.
+    pub malformed: u64,
+    /// Blocks (LMBs) plugged and unplugged by ACKed requests.
+    pub blocks: u64,
+    /// Answers ACK.
+    pub ack: u64,
+    /// Answers NACK.
+    pub nack: u64,
+    /// Answers BUSY.
+    pub busy: u64,
+    /// Answers ERROR.
+    pub error: u64,
+}
+
+/// Reply of `GET /api/v1/memory`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryInfo {
+    /// Size of an LMB.
+    pub lmb_size_bytes: u64,
+    /// Memory block size that the layout gives the guest's Linux.
+    pub guest_block_size_bytes: u64,
+    /// Size of a KVM memory slot of a window.
+    pub slot_size_bytes: u64,
+    /// Memory present from boot.
+    pub boot_bytes: u64,
+    /// The same in LMBs.
+    pub boot_lmbs: u64,
+    /// Boot memory and all windows: the most the guest can have.
+    pub max_bytes: u64,
+    /// Boot memory and what is plugged now.
+    pub total_bytes: u64,
+    /// Boot memory and what is requested.
+    pub target_bytes: u64,
+    /// Each window.
+    pub windows: Vec<WindowInfo>,
+    /// The operation that runs, else the last one, else null.
+    pub operation: Option<Operation>,
+}
+
+/// What an operation does to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryAction {
+    /// Make the whole VM's memory this size (boot memory included).
+    Set,
+    /// Raise the target by this much.
+    Add,
+    /// Lower the target by this much.
+    Remove,
+}
+
+/// Body of `POST /api/v1/memory/operations`. Exactly one of `size_bytes` and
+/// `lmbs` is given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryRequest {
+    /// What to do.
+    pub action: MemoryAction,
+    /// The amount in bytes: a multiple of the LMB size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// The amount in LMBs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lmbs: Option<u64>,
+    /// Milliseconds from acceptance after which the operation ends as
+    /// incomplete, 1 to 86,400,000. Default 60,000.
+    #[serde(default = "default_timeout_ms")]
+    pub timeout_ms: u64,
+    /// Whether the reply waits for the operation's end (200) or comes at once
+    /// with the operation running (202).
+    #[serde(default)]
+    pub wait: bool,
+    /// Whether a waited-for operation also waits, within its deadline, for the
+    /// guest's report that the memory is usable (or gone). Only of use with a
+    /// guest agent.
+    #[serde(default)]
+    pub wait_usable: bool,
+}
+
+/// Deadline of an operation when the client names none, milliseconds.
+pub const DEFAULT_TIMEOUT_MS: u64 = 60_000;
+
+const fn default_timeout_ms() -> u64 {
+    DEFAULT_TIMEOUT_MS
+}
+
+/// How an operation stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OperationState {
+    /// The guest has not reached the target yet.
+    Running,
+    /// plugged == requested.
+    Done,
+    /// The deadline passed first. The guest may go on; the target stands.
+    Incomplete,
+    /// A later operation replaced the target.
+    Superseded,
+    /// A client cancelled it: the target was set to what is plugged.
+    Cancelled,
+    /// The VM was reset or stopped meanwhile.
+    Aborted,
+}
+
+/// One operation on the VM's memory: `GET /api/v1/operations/{id}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Operation {
+    /// Number, from 1, never reused in one process.
+    pub id: u64,
+    /// What was asked.
+    pub action: MemoryAction,
+    /// State.
+    pub state: OperationState,
+    /// Total memory plugged when it was accepted (boot memory included).
+    pub from_bytes: u64,
+    /// Total memory wanted.
+    pub target_bytes: u64,
+    /// Total memory plugged now, or when it ended.
+    pub plugged_bytes: u64,
+    /// Size of an LMB, for reading the sizes as counts.
+    pub lmb_size_bytes: u64,
+    /// Its deadline, milliseconds after acceptance.
+    pub timeout_ms: u64,
+    /// Stamps.
+    pub timeline: OperationTimeline,
+    /// Requests of the guest while it ran.
+    pub requests: RequestCounts,
+    /// One sentence for people when the state is not `done`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// Stamps of an operation. `accepted_ns` is on CLOCK_MONOTONIC, every other
+/// field is nanoseconds after it. A field is absent unless its event happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperationTimeline {
+    /// The request was read whole from the socket.
+    pub accepted_ns: u64,
+    /// Config interrupt sent to the guest.
+    pub announced_ns: Option<u64>,
+    /// First request of the guest seen.
+    pub first_request_ns: Option<u64>,
+    /// Answer to the request that reached the target ("device done").
+    pub last_answer_ns: Option<u64>,
+    /// The guest agent reported the wanted size online ("guest usable").
+    pub usable_ns: Option<u64>,
+    /// True when the agent found it by looking rather than by an event, so
+    /// that `usable_ns` may be late.
+    #[serde(default)]
+    pub usable_late: bool,
+    /// The reply to the waiting client was written.
+    pub replied_ns: Option<u64>,
+}
+
+/// Body of every 4xx and 5xx reply.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorReply {
+    /// What was wrong, the value, and what to do next.
+    pub error: String,
+    /// A stable word for programs, e.g. `driver_not_active`, `bad_size`.
+    pub code: String,
+}
