@@ -1,1 +1,10 @@
-//! Placeholder.
+//! The parts of `lmb`: the control socket's client, guest images, the virtual
+//! KVM host, and the command line over them. Tests and `cargo xtask` use the
+//! same parts as the tool does.
+//!
+//! The VMM is known here by the types of its control protocol and by its
+//! command line's flags alone.
+
+pub mod client;
+pub mod http;
+pub mod units;
