@@ -1,2 +1,202 @@
-//! Placeholder.
-fn main() {}
+//! The test guest's init: mounts what a shell needs, loads the hotplug driver,
+//! keeps a shell on the console, and tells the VMM by boot marks when init
+//! runs, when the driver is loaded, and when the wanted amount of hotplugged
+//! memory is online (see `watch`). Under another VMM, which has no boot-mark
+//! device, it does the same without marks.
+//!
+//! The order at the start matters: the init mark comes before everything but
+//! the mount it needs, and the uevent socket is open before the driver can
+//! make the first block. `lmb.modules=off` on the kernel command line leaves
+//! the driver out.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+use std::thread;
+
+mod console;
+mod log;
+mod marks;
+mod sys;
+mod uevent;
+mod watch;
+
+use marks::{Mark, Marks};
+use sys::{Received, Signals, UeventSocket};
+use watch::{Blocks, Guest, Watch};
+
+/// Kernel modules to load, one file name a line, in this order.
+const MODULE_ORDER: &str = "/lib/modules/order";
+const MODULES: &str = "/lib/modules";
+const MEMORY_DEVICES: &str = "/sys/devices/system/memory";
+/// Room for about 64,000 waiting uevents. Only a limit: it takes no memory
+/// until they come.
+const UEVENT_BUFFER_BYTES: i32 = 64 << 20;
+/// No uevent is longer (UEVENT_BUFFER_SIZE is 2048, and the head).
+const UEVENT_BYTES: usize = 8192;
+
+fn main() -> ExitCode {
+    if std::process::id() != 1 {
+        eprintln!("lmb-guest-agent is the init of a test guest and runs as process 1 only");
+        return ExitCode::FAILURE;
+    }
+    log::take_panics();
+    attempt("mount /dev", sys::mount(c"devtmpfs", c"/dev"));
+    let marks = attempt("open the boot-mark device", Marks::open()).flatten();
+    send(marks.as_ref(), Mark::Init, 0);
+    for (kind, target) in [
+        (c"proc", c"/proc"),
+        (c"sysfs", c"/sys"),
+        (c"tmpfs", c"/tmp"),
+    ] {
+        attempt(&format!("mount {target:?}"), sys::mount(kind, target));
+    }
+    // Before the first thread, so that all of them have the signals blocked.
+    if let Some(signals) = attempt("block signals", Signals::block()) {
+        thread::spawn(move || console::serve(&signals));
+    }
+    match run(marks.as_ref()) {
+        Ok(()) => {}
+        Err(error) => log::error("watch memory", &error),
+    }
+    // PID 1 must not end; the console goes on.
+    loop {
+        thread::park();
+    }
+}
+
+/// Logs an error and goes on without: half a guest still shows what is wrong.
+fn attempt<T>(what: &str, result: io::Result<T>) -> Option<T> {
+    result.map_err(|error| log::error(what, &error)).ok()
+}
+
+fn send(marks: Option<&Marks>, mark: Mark, value: u64) {
+    if let Some(marks) = marks {
+        attempt("send a mark", marks.write(mark, value));
+    }
+}
+
+/// Loads the driver and watches memory; returns only with an error, or where
+/// there is nobody to tell.
+fn run(marks: Option<&Marks>) -> io::Result<()> {
+    let socket = UeventSocket::open(UEVENT_BUFFER_BYTES)?;
+    let mut watch = Watch::new(
+        block_size_bytes()?,
+        sys::total_memory_bytes()?,
+        list_blocks()?,
+    );
+    load_modules();
+    send(marks, Mark::DriverLoaded, 0);
+    let Some(marks) = marks else {
+        log::info("no boot-mark device: nothing is reported");
+        return Ok(());
+    };
+    let mut guest = ThisGuest { marks };
+    loop {
+        if socket.wait(watch.patience())? {
+            take_events(&socket, &mut watch, &mut guest)?;
+        } else {
+            watch.look(&mut guest);
+        }
+    }
+}
+
+/// Empties the socket. After a loss what is left in it is older than what
+/// sysfs says, and is dropped.
+fn take_events(
+    socket: &UeventSocket,
+    watch: &mut Watch,
+    guest: &mut ThisGuest<'_>,
+) -> io::Result<()> {
+    let mut buffer = [0; UEVENT_BYTES];
+    let mut lost = false;
+    loop {
+        match socket.receive(&mut buffer)? {
+            Received::Datagram(length) if !lost => {
+                let datagram = buffer.get(..length).unwrap_or_default();
+                if let Some(event) = uevent::parse(datagram) {
+                    watch.event(guest, event);
+                }
+            }
+            Received::Datagram(_) => {}
+            Received::Lost => lost = true,
+            Received::Nothing => break,
+        }
+    }
+    if lost {
+        log::info("memory uevents were lost; reading sysfs instead");
+        watch.events_lost(guest);
+    }
+    Ok(())
+}
+
+/// This guest, as the watch sees it.
+struct ThisGuest<'a> {
+    marks: &'a Marks,
+}
+
+impl Guest for ThisGuest<'_> {
+    fn target_bytes(&mut self) -> Option<u64> {
+        attempt("read the target", self.marks.target_bytes())
+    }
+    fn total_bytes(&mut self) -> Option<u64> {
+        attempt("read the memory's size", sys::total_memory_bytes())
+    }
+    fn blocks(&mut self) -> Option<Blocks> {
+        attempt("list memory blocks", list_blocks())
+    }
+    fn mark(&mut self, mark: Mark, value: u64) {
+        send(Some(self.marks), mark, value);
+    }
+}
+
+/// Size of this kernel's memory blocks.
+fn block_size_bytes() -> io::Result<u64> {
+    let text = fs::read_to_string(Path::new(MEMORY_DEVICES).join("block_size_bytes"))?;
+    u64::from_str_radix(text.trim(), 16).map_err(io::Error::other)
+}
+
+/// The memory blocks that exist now. One that goes while it is read is left
+/// out.
+fn list_blocks() -> io::Result<Blocks> {
+    let mut blocks = Blocks::default();
+    for entry in fs::read_dir(MEMORY_DEVICES)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let number = name
+            .to_str()
+            .and_then(|name| name.strip_prefix("memory"))
+            .and_then(uevent::block_number);
+        let (Some(number), Ok(state)) = (number, fs::read_to_string(entry.path().join("state")))
+        else {
+            continue;
+        };
+        blocks.present.insert(number);
+        if state.trim() == "online" {
+            blocks.online.insert(number);
+        }
+    }
+    Ok(blocks)
+}
+
+/// Loads the hotplug driver's modules, in the order given. A missing list
+/// means that there are none.
+fn load_modules() {
+    let command_line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    if command_line
+        .split_whitespace()
+        .any(|word| word == "lmb.modules=off")
+    {
+        log::info("lmb.modules=off: no modules are loaded");
+        return;
+    }
+    let order = fs::read_to_string(MODULE_ORDER).unwrap_or_default();
+    for name in order.split_whitespace() {
+        let loaded = File::open(Path::new(MODULES).join(name)).and_then(|f| sys::load_module(&f));
+        match loaded {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            other => drop(attempt(&format!("load {name}"), other)),
+        }
+    }
+}
