@@ -1,0 +1,1 @@
+//! Driver-side doubles: what a guest does, for tests.
