@@ -6,5 +6,11 @@
 //! command line's flags alone.
 
 pub mod client;
+pub mod exit;
 pub mod http;
+pub mod mem;
+pub mod output;
+pub mod runtime;
 pub mod units;
+pub mod vm;
+mod watch;
