@@ -5,12 +5,17 @@
 //! The VMM is known here by the types of its control protocol and by its
 //! command line's flags alone.
 
+mod watch;
+
 pub mod client;
 pub mod exit;
+pub mod guest;
+pub mod host;
 pub mod http;
+pub mod initramfs;
 pub mod mem;
 pub mod output;
+pub mod packages;
 pub mod runtime;
 pub mod units;
 pub mod vm;
-mod watch;

@@ -1,0 +1,236 @@
+//! `lmb host`: running a command inside the virtual KVM host, and saying
+//! whether this machine needs it.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+
+use super::{
+    Clock, DEFAULT_PHYS_BITS, Distance, EXIT_HOST_FAILED, EXIT_TIMEOUT, HostError, HostRun,
+    Threads, detect,
+};
+use crate::guest::cli::KernelArgs;
+use crate::initramfs::FileArgument;
+use crate::packages::{self, Cache, Progress, QEMU};
+use crate::units::parse_size;
+
+/// Run commands in the virtual KVM host, on machines without KVM of their own
+#[derive(Args, Debug)]
+pub struct HostArgs {
+    #[command(subcommand)]
+    command: HostCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum HostCommand {
+    /// Boot the virtual KVM host, run a command in it as root, and power off
+    #[command(after_long_help = RUN_HELP)]
+    Run(Box<RunArgs>),
+    /// Say whether stock guests run on this machine's own KVM (exit code 0),
+    /// or why not (1)
+    Check,
+}
+
+const RUN_HELP: &str = "\
+The command's output is streamed to standard output, its standard error with it.
+Exit codes: the command's own; 124 when the time limit passed; 125 when the host
+itself failed. Inside, LMB_HOST_KIND says what kind of host it is.
+
+Example: lmb host run --file target/release/lmb-vmm -- lmb-vmm --version";
+
+#[derive(Args, Debug)]
+struct RunArgs {
+    #[command(flatten)]
+    kernel: KernelArgs,
+    /// The host's CPUs
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    cpus: u32,
+    /// All of the host's memory; its file system is in it too
+    #[arg(long, value_name = "SIZE", default_value = "3G", value_parser = mib)]
+    memory: u64,
+    /// What the host's clock counts
+    #[arg(long, value_enum, default_value_t)]
+    clock: Clock,
+    /// How QEMU runs the CPUs [default: single for one CPU, multi for more]
+    #[arg(long, value_enum)]
+    threads: Option<Threads>,
+    /// NUMA nodes, which share CPUs and memory evenly
+    #[arg(long, value_name = "N")]
+    nodes: Option<u32>,
+    /// Memory of each node, in place of --memory and --nodes
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = mib,
+          conflicts_with_all = ["memory", "nodes"])]
+    node_memory: Vec<u64>,
+    /// Distances between nodes, as 0-1=20 (20 where none is named)
+    #[arg(long, value_name = "A-B=D,...", value_delimiter = ',')]
+    distances: Vec<Distance>,
+    /// Width of the host's physical addresses: 36 to 52
+    #[arg(long, value_name = "BITS", default_value_t = DEFAULT_PHYS_BITS)]
+    phys_bits: u8,
+    /// Huge pages of 2 MiB to reserve
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    hugepages_2m: u64,
+    /// Huge pages of 1 GiB to reserve
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    hugepages_1g: u64,
+    /// Wall time after which the host is stopped, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 600,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    limit_s: u64,
+    /// A file or directory to put into the host; without DEST programs go to
+    /// /bin and the rest to / (may be given again)
+    #[arg(long = "file", value_name = "SOURCE[:/DEST]")]
+    files: Vec<FileArgument>,
+    /// A variable of the command's environment (may be given again)
+    #[arg(long = "env", value_name = "NAME=VALUE", value_parser = variable)]
+    environment: Vec<(String, OsString)>,
+    /// The emulator [default: qemu-system-x86_64 in PATH]
+    #[arg(long, value_name = "PATH")]
+    qemu: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Runs `lmb host`.
+///
+/// # Errors
+/// When the run's preparation fails; what fails later has exit codes of its
+/// own.
+pub fn run(args: HostArgs) -> Result<ExitCode> {
+    match args.command {
+        HostCommand::Run(args) => run_command(*args),
+        HostCommand::Check => Ok(check()),
+    }
+}
+
+fn check() -> ExitCode {
+    match detect::native_kvm() {
+        Ok(()) => {
+            println!("{}", detect::host_kind());
+            ExitCode::SUCCESS
+        }
+        Err(reason) => {
+            println!("{reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_command(args: RunArgs) -> Result<ExitCode> {
+    let progress = Progress::new();
+    let cache = Cache::open()?;
+    let host = host_run(args, &cache, &progress)?;
+    progress.step("booting the virtual KVM host");
+    let mut stdout = std::io::stdout().lock();
+    let mut broken = None;
+    let outcome = host.run(&cache, &mut |bytes| {
+        progress.clear();
+        if broken.is_none() {
+            broken = stdout.write_all(bytes).and_then(|()| stdout.flush()).err();
+        }
+    });
+    progress.clear();
+    let code = match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("lmb: {error}");
+            return Ok(ExitCode::from(match error {
+                HostError::TimedOut { .. } => EXIT_TIMEOUT,
+                HostError::Refused(_) | HostError::Start(_) | HostError::Failed { .. } => {
+                    EXIT_HOST_FAILED
+                }
+            }));
+        }
+    };
+    match broken {
+        Some(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write the command's output")
+        }
+        _ => Ok(ExitCode::from(code)),
+    }
+}
+
+fn host_run(args: RunArgs, cache: &Cache, progress: &Progress) -> Result<HostRun> {
+    let note = |text: &str| progress.step(text);
+    let qemu = match args.qemu {
+        Some(qemu) => qemu,
+        None => find_qemu(&note)?,
+    };
+    let nodes_mib = match args.nodes {
+        Some(nodes) => share(args.memory, nodes)?,
+        None => args.node_memory,
+    };
+    let memory_mib = if nodes_mib.is_empty() {
+        args.memory
+    } else {
+        nodes_mib
+            .iter()
+            .try_fold(0u64, |sum, node| sum.checked_add(*node))
+            .context("the nodes' memory is more than 64 bits hold")?
+    };
+    Ok(HostRun {
+        kernel: args.kernel.resolve(cache, &note)?,
+        qemu,
+        cpus: args.cpus,
+        threads: args.threads,
+        clock: args.clock,
+        memory_mib,
+        phys_bits: args.phys_bits,
+        nodes_mib,
+        distances: args.distances,
+        hugepages_2m: args.hugepages_2m,
+        hugepages_1g: args.hugepages_1g,
+        limit: Duration::from_secs(args.limit_s),
+        files: args.files,
+        environment: args.environment,
+        command: args.command,
+    })
+}
+
+/// QEMU in `PATH`; with root it is installed when it is missing.
+///
+/// # Errors
+/// When it is missing and cannot be installed: the error names the command.
+pub fn find_qemu(note: &dyn Fn(&str)) -> Result<PathBuf> {
+    packages::ensure_programs(&[QEMU], note)?;
+    packages::find_program(QEMU.name).with_context(|| format!("{} is not in PATH", QEMU.name))
+}
+
+/// Shares memory out to nodes, the first taking what does not divide.
+fn share(memory_mib: u64, nodes: u32) -> Result<Vec<u64>> {
+    let count = u64::from(nodes);
+    if nodes == 0 || nodes > 128 || memory_mib < count {
+        bail!("{nodes} NUMA nodes: give 1 to 128, each with at least 1 MiB of --memory");
+    }
+    let each = memory_mib / count;
+    Ok((0..count)
+        .map(|node| each + if node == 0 { memory_mib % count } else { 0 })
+        .collect())
+}
+
+/// A size in whole MiB.
+fn mib(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    if bytes % (1 << 20) != 0 {
+        return Err(format!("`{text}` is not whole MiB"));
+    }
+    Ok(bytes >> 20)
+}
+
+fn variable(text: &str) -> Result<(String, OsString), String> {
+    let name_is_good = |name: &str| {
+        name.chars()
+            .all(|c| c.is_ascii_alphanumeric() || c == '_')
+            && name.starts_with(|c: char| !c.is_ascii_digit())
+    };
+    match text.split_once('=') {
+        Some((name, value)) if name_is_good(name) => Ok((name.to_owned(), value.into())),
+        _ => Err(format!("`{text}` is no variable; write it like NAME=VALUE")),
+    }
+}

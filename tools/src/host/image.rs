@@ -1,0 +1,139 @@
+//! The host's initramfs: busybox, the modules of KVM, the files and the
+//! command that were asked for, and an `/init` that runs it.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use anyhow::{Context, Result};
+
+use super::detect::HOST_KIND_VARIABLE;
+use super::{Clock, HostRun, Threads};
+use crate::guest;
+use crate::initramfs::Initramfs;
+use crate::packages::{self, Cache};
+
+/// The modules that make `/dev/kvm` on an emulated AMD processor.
+const MODULES: [&str; 1] = ["kvm_amd"];
+
+/// `/init` of the host. Its own standard output is the console; file
+/// descriptor 3 is the status port. The command's port is kept open
+/// throughout, so that its settings stay, and is drained by `stty` (which
+/// waits for that) after everything that may still write to it was killed.
+const INIT: &str = r#"#!/bin/sh
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/pts /dev/shm /dev/hugepages
+mount -t devpts devpts /dev/pts
+mount -t tmpfs -o mode=1777 shm /dev/shm
+mount -t tmpfs -o mode=1777,size=90% tmp /tmp
+exec 3>/dev/ttyS2 4>/dev/ttyS1
+stty -F /dev/ttyS2 115200 raw -echo
+stty -F /dev/ttyS1 115200 raw -echo
+end() { poweroff -f; }
+fail() { echo "failed $*" >&3; stty -F /dev/ttyS2 raw; end; }
+while read -r module; do
+  text=$(insmod "/lib/modules/$module" 2>&1) || fail "the module $module does not load: $text"
+done < /lib/modules/order
+[ -c /dev/kvm ] || fail "there is no /dev/kvm after loading KVM's modules"
+while read -r kb want; do
+  got=$(cat "/sys/kernel/mm/hugepages/hugepages-${kb}kB/nr_hugepages")
+  [ "$got" = "$want" ] || fail "only $got of $want huge pages of $kb kB could be had: give more --memory"
+done < /lmb/hugepages
+hostname lmb-host
+ip link set lo up
+echo ready >&3
+sh /lmb/command </dev/null >&4 2>&1 3>&- 4>&-
+code=$?
+kill -9 -1
+stty -F /dev/ttyS1 raw
+echo "exit $code" >&3
+stty -F /dev/ttyS2 raw
+end
+"#;
+
+/// Builds the host's initramfs.
+///
+/// # Errors
+/// When busybox, a module or a file is missing.
+pub(super) fn build(
+    run: &HostRun,
+    cache: &Cache,
+    qemu_version: &str,
+    note: &dyn Fn(&str),
+) -> Result<Vec<u8>> {
+    let mut archive = Initramfs::new();
+    for directory in ["dev", "proc", "sys", "tmp", "root"] {
+        archive.directory(directory)?;
+    }
+    archive.file("init", 0o755, INIT.as_bytes())?;
+    archive.busybox(&packages::busybox(cache, note)?)?;
+    guest::add_modules(&mut archive, &run.kernel, &MODULES)
+        .context("the host's kernel lacks KVM")?;
+    archive.file("lmb/hugepages", 0o644, huge_pages(run).as_bytes())?;
+    for file in &run.files {
+        file.add_to(&mut archive)?;
+    }
+    archive.file("lmb/command", 0o644, &script(run, qemu_version))?;
+    archive.finish()
+}
+
+fn huge_pages(run: &HostRun) -> String {
+    [(2048, run.hugepages_2m), (1 << 20, run.hugepages_1g)]
+        .iter()
+        .filter(|(_, count)| *count > 0)
+        .map(|(kb, count)| format!("{kb} {count}\n"))
+        .collect()
+}
+
+/// What results of this run say of the host.
+pub(super) fn host_kind(run: &HostRun, qemu_version: &str) -> String {
+    let clock = match run.clock {
+        Clock::Wall => "wall",
+        Clock::Instructions => "instructions",
+    };
+    let threads = match run.threads() {
+        Threads::Single => "single",
+        Threads::Multi => "multi",
+    };
+    format!(
+        "virtual KVM host (QEMU {qemu_version} TCG thread={threads}, clock={clock}, cpus={}, kernel {})",
+        run.cpus, run.kernel.version
+    )
+}
+
+/// The shell script that becomes the command.
+fn script(run: &HostRun, qemu_version: &str) -> Vec<u8> {
+    let mut text = b"cd /\n".to_vec();
+    let mut export = |name: &str, value: &OsStr| {
+        text.extend_from_slice(format!("export {name}=").as_bytes());
+        quote(&mut text, value);
+        text.push(b'\n');
+    };
+    export("PATH", OsStr::new("/bin:/sbin:/usr/bin:/usr/sbin"));
+    export("HOME", OsStr::new("/root"));
+    let kind = host_kind(run, qemu_version);
+    export(HOST_KIND_VARIABLE, OsStr::new(&kind));
+    for (name, value) in &run.environment {
+        export(name, value);
+    }
+    text.extend_from_slice(b"exec");
+    for word in &run.command {
+        text.push(b' ');
+        quote(&mut text, word);
+    }
+    text.push(b'\n');
+    text
+}
+
+/// Adds `word` so that the shell takes it as one word, unchanged.
+fn quote(text: &mut Vec<u8>, word: &OsStr) {
+    text.push(b'\'');
+    for byte in word.as_bytes() {
+        match byte {
+            b'\'' => text.extend_from_slice(br"'\''"),
+            other => text.push(*other),
+        }
+    }
+    text.push(b'\'');
+}

@@ -1,0 +1,276 @@
+//! Starting QEMU, streaming the command's output, and finding out how it
+//! ended.
+//!
+//! One thread reads QEMU's standard output and passes it on by a channel; the
+//! caller's thread waits on that channel until the deadline, and owns the
+//! process: when it leaves, QEMU is gone.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+
+use super::qemu::{self, RunFiles};
+use super::{FailureLog, HostError, HostRun, image, monitor};
+use crate::packages::{self, Cache};
+
+/// Lines of each log that an error shows.
+const TAIL_LINES: usize = 20;
+
+/// The files of one run, in a directory of their own.
+struct Workplace {
+    directory: tempfile::TempDir,
+}
+
+impl Workplace {
+    fn new() -> std::io::Result<Workplace> {
+        // Below /tmp and not in the cache: a socket's path must stay short.
+        let directory = tempfile::Builder::new().prefix("lmb-host-").tempdir()?;
+        Ok(Workplace { directory })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        fs::read(self.path(name))
+            .map(|bytes| String::from_utf8_lossy(&bytes).replace('\r', ""))
+            .unwrap_or_default()
+    }
+
+    fn report(&self) -> Report {
+        Report::parse(&self.text("status"))
+    }
+}
+
+/// What the host's `/init` reported.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Report {
+    ready: bool,
+    failed: Option<String>,
+    exit: Option<u8>,
+}
+
+impl Report {
+    fn parse(text: &str) -> Report {
+        let mut report = Report::default();
+        // A line without its end is not complete yet.
+        for line in text.split_inclusive('\n') {
+            let Some(line) = line.strip_suffix('\n') else {
+                continue;
+            };
+            let line = line.trim_end_matches('\r');
+            if line == "ready" {
+                report.ready = true;
+            } else if let Some(text) = line.strip_prefix("failed ") {
+                report.failed = Some(text.to_owned());
+            } else if let Some(code) = line.strip_prefix("exit ") {
+                report.exit = code.parse().ok();
+            }
+        }
+        report
+    }
+}
+
+pub(super) fn run(
+    run: &HostRun,
+    cache: &Cache,
+    output: &mut dyn FnMut(&[u8]),
+) -> Result<u8, HostError> {
+    qemu::check(run)?;
+    let workplace = Workplace::new()
+        .context("cannot make a temporary directory")
+        .map_err(HostError::Start)?;
+    prepare(run, cache, &workplace).map_err(HostError::Start)?;
+    let mut machine = Machine::start(run, &workplace).map_err(HostError::Start)?;
+    let deadline = Instant::now().checked_add(run.limit);
+    if !machine.stream(deadline, output) {
+        let log = keep(cache, &workplace, Some(&machine.state(&workplace)));
+        machine.stop();
+        let report = workplace.report();
+        return Err(HostError::TimedOut {
+            limit_s: run.limit.as_secs(),
+            stage: match (report.ready, report.exit) {
+                (false, _) => "while it booted",
+                (true, None) => "while the command ran",
+                (true, Some(_)) => "while it powered off",
+            },
+            log,
+        });
+    }
+    let status = machine
+        .end()
+        .context("cannot wait for QEMU")
+        .map_err(HostError::Start)?;
+    conclude(cache, &workplace, status)
+}
+
+fn conclude(
+    cache: &Cache,
+    workplace: &Workplace,
+    status: ExitStatus,
+) -> Result<u8, HostError> {
+    let report = workplace.report();
+    if let (Some(code), None) = (report.exit, &report.failed) {
+        return Ok(code);
+    }
+    let reason = match report.failed {
+        Some(text) => text,
+        None if !status.success() => format!("QEMU ended with {status}"),
+        None if report.ready => "it went down while the command ran".to_owned(),
+        None => "it went down before the command ran".to_owned(),
+    };
+    let log = keep(cache, workplace, None);
+    Err(HostError::Failed { reason, log })
+}
+
+fn prepare(run: &HostRun, cache: &Cache, workplace: &Workplace) -> Result<()> {
+    let version = qemu::version(&run.qemu)?;
+    let initramfs = image::build(run, cache, &version, &|_| {})?;
+    let path = workplace.path("initramfs");
+    fs::write(&path, initramfs).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// A running QEMU. It is killed when this is dropped.
+struct Machine {
+    child: Child,
+    chunks: Receiver<Vec<u8>>,
+}
+
+impl Machine {
+    fn start(run: &HostRun, workplace: &Workplace) -> Result<Machine> {
+        let messages = File::create(workplace.path("qemu.log")).context("cannot make a log")?;
+        let arguments = qemu::arguments(
+            run,
+            &RunFiles {
+                initramfs: &workplace.path("initramfs"),
+                console: &workplace.path("console.log"),
+                status: &workplace.path("status"),
+                monitor: &workplace.path("monitor"),
+            },
+        );
+        let mut child = tied_to_this_process(&run.qemu)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(messages)
+            .spawn()
+            .with_context(|| format!("cannot run {}", run.qemu.display()))?;
+        let (sender, chunks) = sync_channel(64);
+        if let Some(stdout) = child.stdout.take() {
+            thread::Builder::new()
+                .name("host-output".to_owned())
+                .spawn(move || forward(stdout, &sender))
+                .context("cannot start a thread")?;
+        }
+        Ok(Machine { child, chunks })
+    }
+
+    /// Passes output on until QEMU closes it, which it does by ending.
+    /// `false` when the deadline came first.
+    fn stream(&mut self, deadline: Option<Instant>, output: &mut dyn FnMut(&[u8])) -> bool {
+        loop {
+            let chunk = match deadline {
+                Some(deadline) => self
+                    .chunks
+                    .recv_timeout(deadline.saturating_duration_since(Instant::now())),
+                None => self
+                    .chunks
+                    .recv()
+                    .map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match chunk {
+                Ok(bytes) => output(&bytes),
+                Err(RecvTimeoutError::Disconnected) => return true,
+                Err(RecvTimeoutError::Timeout) => return false,
+            }
+        }
+    }
+
+    fn state(&self, workplace: &Workplace) -> String {
+        monitor::state(&workplace.path("monitor"))
+    }
+
+    fn end(&mut self) -> std::io::Result<ExitStatus> {
+        self.child.wait()
+    }
+
+    fn stop(&mut self) {
+        // It fails when QEMU has just ended by itself, which is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn forward(mut stdout: ChildStdout, sender: &SyncSender<Vec<u8>>) {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match stdout.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(count) => {
+                if sender.send(buffer[..count].to_vec()).is_err() {
+                    return;
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// QEMU, such that it is killed when this process is, however that happens:
+/// setpriv (util-linux) asks the kernel for that and then becomes QEMU.
+fn tied_to_this_process(qemu: &Path) -> Command {
+    match packages::find_program("setpriv") {
+        Some(setpriv) => {
+            let mut command = Command::new(setpriv);
+            command.args(["--pdeathsig", "KILL", "--"]).arg(qemu);
+            command
+        }
+        None => Command::new(qemu),
+    }
+}
+
+/// Saves what a failed host left into the cache.
+fn keep(cache: &Cache, workplace: &Workplace, state: Option<&str>) -> FailureLog {
+    let mut tail = String::new();
+    for name in ["console.log", "qemu.log"] {
+        let text = workplace.text(name);
+        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
+            tail.push_str("  ");
+            tail.push_str(line);
+            tail.push('\n');
+        }
+    }
+    let save = || -> Result<PathBuf> {
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+        let directory = cache
+            .directory("host-failures")?
+            .join(format!("{seconds}-{}", std::process::id()));
+        fs::create_dir_all(&directory)?;
+        for name in ["console.log", "qemu.log", "status"] {
+            fs::write(directory.join(name), workplace.text(name))?;
+        }
+        if let Some(state) = state {
+            fs::write(directory.join("state.txt"), state)?;
+        }
+        Ok(directory)
+    };
+    FailureLog {
+        directory: save().ok(),
+        tail: tail.trim_end().to_owned(),
+    }
+}
