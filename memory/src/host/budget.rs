@@ -1,0 +1,96 @@
+//! How many mappings this process has, and how many the host allows.
+//!
+//! The count is the kernel's own (/proc/self/maps), so that nothing is missed:
+//! other threads' stacks, and neighbours the kernel could not merge. Reading
+//! it takes long when there are many, so it is read only when what was granted
+//! since the last reading could have used up the rest.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek};
+
+use super::HostMemoryError;
+use crate::geometry::MAPPING_HEADROOM;
+
+/// The kernel's default, if the limit cannot be read.
+const DEFAULT_LIMIT: u64 = 65_530;
+
+#[derive(Debug)]
+pub(super) struct MappingBudget {
+    /// Opened once, so that a sandbox need not allow it later.
+    maps: Option<File>,
+    limit: u64,
+    /// Mappings at most: those counted last and those granted since.
+    in_use: u64,
+}
+
+impl MappingBudget {
+    pub(super) fn new() -> Self {
+        let limit = fs::read_to_string("/proc/sys/vm/max_map_count")
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(DEFAULT_LIMIT);
+        let mut budget = Self {
+            maps: File::open("/proc/self/maps").ok(),
+            limit,
+            in_use: 0,
+        };
+        budget.recount();
+        budget
+    }
+
+    /// Grants `growth` more mappings, if the headroom stays.
+    pub(super) fn grant(&mut self, growth: u64) -> Result<(), HostMemoryError> {
+        // What splits nothing is always possible, also at the limit.
+        if growth == 0 {
+            return Ok(());
+        }
+        if !self.fits(growth) {
+            self.recount();
+        }
+        if !self.fits(growth) {
+            return Err(HostMemoryError::MappingLimit {
+                in_use: self.in_use,
+                limit: self.limit,
+            });
+        }
+        self.in_use = self.in_use.saturating_add(growth);
+        Ok(())
+    }
+
+    /// What the limit error says when the kernel itself refused.
+    pub(super) fn exhausted(&mut self) -> HostMemoryError {
+        self.recount();
+        HostMemoryError::MappingLimit {
+            in_use: self.in_use,
+            limit: self.limit,
+        }
+    }
+
+    fn fits(&self, growth: u64) -> bool {
+        self.in_use
+            .saturating_add(growth)
+            .saturating_add(MAPPING_HEADROOM)
+            <= self.limit
+    }
+
+    /// Counts anew. Without /proc the upper bound stays.
+    fn recount(&mut self) {
+        if let Some(count) = self.maps.as_mut().and_then(|maps| count_lines(maps).ok()) {
+            self.in_use = count;
+        }
+    }
+}
+
+fn count_lines(file: &mut File) -> std::io::Result<u64> {
+    file.rewind()?;
+    let mut buffer = vec![0_u8; 64 << 10];
+    let mut lines = 0;
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            return Ok(lines);
+        }
+        let newlines = buffer[..read].iter().filter(|byte| **byte == b'\n').count();
+        lines += u64::try_from(newlines).unwrap_or(0);
+    }
+}
