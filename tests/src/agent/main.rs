@@ -4,8 +4,8 @@
 //! memory is online (see `watch`). Under another VMM, which has no boot-mark
 //! device, it does the same without marks.
 //!
-//! The order at the start matters: the init mark comes before everything but
-//! the mount it needs, and the uevent socket is open before the driver can
+//! The order at the start matters: the init mark comes before everything else,
+//! and the uevent socket is open before the driver can
 //! make the first block. `lmb.modules=off` on the kernel command line leaves
 //! the driver out.
 
@@ -42,16 +42,19 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     log::take_panics();
-    attempt("mount /dev", sys::mount(c"devtmpfs", c"/dev"));
-    let marks = attempt("open the boot-mark device", Marks::open()).flatten();
-    send(marks.as_ref(), Mark::Init, 0);
+    let marks = Marks::open();
+    if let Ok(Some(marks)) = &marks {
+        marks.write(Mark::Init, 0);
+    }
     for (kind, target) in [
+        (c"devtmpfs", c"/dev"),
         (c"proc", c"/proc"),
         (c"sysfs", c"/sys"),
         (c"tmpfs", c"/tmp"),
     ] {
         attempt(&format!("mount {target:?}"), sys::mount(kind, target));
     }
+    let marks = attempt("open the boot-mark device", marks).flatten();
     // Before the first thread, so that all of them have the signals blocked.
     if let Some(signals) = attempt("block signals", Signals::block()) {
         thread::spawn(move || console::serve(&signals));
@@ -71,12 +74,6 @@ fn attempt<T>(what: &str, result: io::Result<T>) -> Option<T> {
     result.map_err(|error| log::error(what, &error)).ok()
 }
 
-fn send(marks: Option<&Marks>, mark: Mark, value: u64) {
-    if let Some(marks) = marks {
-        attempt("send a mark", marks.write(mark, value));
-    }
-}
-
 /// Loads the driver and watches memory; returns only with an error, or where
 /// there is nobody to tell.
 fn run(marks: Option<&Marks>) -> io::Result<()> {
@@ -87,11 +84,11 @@ fn run(marks: Option<&Marks>) -> io::Result<()> {
         list_blocks()?,
     );
     load_modules();
-    send(marks, Mark::DriverLoaded, 0);
     let Some(marks) = marks else {
         log::info("no boot-mark device: nothing is reported");
         return Ok(());
     };
+    marks.write(Mark::DriverLoaded, 0);
     let mut guest = ThisGuest { marks };
     loop {
         if socket.wait(watch.patience())? {
@@ -138,7 +135,7 @@ struct ThisGuest<'a> {
 
 impl Guest for ThisGuest<'_> {
     fn target_bytes(&mut self) -> Option<u64> {
-        attempt("read the target", self.marks.target_bytes())
+        self.marks.target_bytes()
     }
     fn total_bytes(&mut self) -> Option<u64> {
         attempt("read the memory's size", sys::total_memory_bytes())
@@ -147,7 +144,7 @@ impl Guest for ThisGuest<'_> {
         attempt("list memory blocks", list_blocks())
     }
     fn mark(&mut self, mark: Mark, value: u64) {
-        send(Some(self.marks), mark, value);
+        self.marks.write(mark, value);
     }
 }
 

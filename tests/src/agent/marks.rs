@@ -1,21 +1,23 @@
-//! The boot-mark device as a guest sees it: sixteen I/O ports, reached through
-//! /dev/port so that no kernel module is needed.
+//! The boot-mark device as a guest sees it: nine I/O ports, used from user
+//! space so that no kernel module is needed.
 //!
-//! A mark is one write of nine bytes: a code, at which the host takes its
-//! stamp, and eight bytes of value, little-endian. A read of the same nine
-//! bytes gives a presence byte and how much hotplugged memory the guest is
-//! meant to have. Each byte costs an exit to the VMM, so both are used rarely.
+//! A mark is a write of nine bytes in order: a code, at which the host takes
+//! its stamp, and eight bytes of value, little-endian. A read of the same nine
+//! bytes in order gives a presence byte, at which the rest is latched, and how
+//! much hotplugged memory the guest is meant to have. Each byte costs an exit
+//! to the VMM, so both are used rarely.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+
+use crate::sys::Ports;
 
 /// First of the device's I/O ports.
-const PORT_BASE: u64 = 0x520;
+const PORT_BASE: u16 = 0x520;
 /// What a read of the first port gives where the device exists ('L').
 const PRESENT: u8 = 0x4c;
-/// Bytes of a mark: code and value.
+/// Bytes of a mark: code and value, one for each port.
 const MARK_BYTES: usize = 9;
+const PORTS: u16 = 9;
 
 /// What a mark says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +59,7 @@ fn decode(bytes: [u8; MARK_BYTES]) -> Option<u64> {
 /// The device, in a guest that has it.
 #[derive(Debug)]
 pub(crate) struct Marks {
-    ports: File,
+    ports: Ports,
 }
 
 impl Marks {
@@ -65,31 +67,27 @@ impl Marks {
     /// nothing may be written to ports that could be somebody else's.
     ///
     /// # Errors
-    /// When /dev/port cannot be opened or read (no devtmpfs, a locked-down
-    /// kernel).
+    /// When the kernel gives user space no I/O ports.
     pub(crate) fn open() -> io::Result<Option<Self>> {
-        let ports = File::options().read(true).write(true).open("/dev/port")?;
-        let mut presence = [0];
-        ports.read_exact_at(&mut presence, PORT_BASE)?;
-        Ok((presence == [PRESENT]).then_some(Self { ports }))
+        let ports = Ports::open(PORT_BASE, PORTS)?;
+        Ok((ports.read(0) == PRESENT).then_some(Self { ports }))
     }
 
-    /// Writes a mark: one system call, so that nothing comes between.
-    ///
-    /// # Errors
-    /// When the kernel refuses the write.
-    pub(crate) fn write(&self, mark: Mark, value: u64) -> io::Result<()> {
-        self.ports.write_all_at(&encode(mark, value), PORT_BASE)
+    /// Writes a mark.
+    pub(crate) fn write(&self, mark: Mark, value: u64) {
+        for (offset, byte) in (0..PORTS).zip(encode(mark, value)) {
+            self.ports.write(offset, byte);
+        }
     }
 
-    /// Bytes of hotplugged memory that the guest is meant to have.
-    ///
-    /// # Errors
-    /// When the kernel refuses the read or the device is gone.
-    pub(crate) fn target_bytes(&self) -> io::Result<u64> {
+    /// Bytes of hotplugged memory that the guest is meant to have; `None` when
+    /// the device no longer answers.
+    pub(crate) fn target_bytes(&self) -> Option<u64> {
         let mut bytes = [0; MARK_BYTES];
-        self.ports.read_exact_at(&mut bytes, PORT_BASE)?;
-        decode(bytes).ok_or_else(|| io::Error::other("the boot-mark device no longer answers"))
+        for (offset, byte) in (0..PORTS).zip(&mut bytes) {
+            *byte = self.ports.read(offset);
+        }
+        decode(bytes)
     }
 }
 

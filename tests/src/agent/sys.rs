@@ -1,9 +1,11 @@
 //! System calls that std has no safe way to: the agent's only unsafe code.
 #![allow(unsafe_code)]
 
+use std::arch::asm;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
+use std::marker::PhantomData;
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -289,4 +291,65 @@ pub(crate) fn end_machine(reboot: bool) -> io::Error {
     // SAFETY: reboot takes a number and touches no memory of this process.
     unsafe { libc::reboot(command) };
     io::Error::last_os_error()
+}
+
+/// I/O ports that this thread may use.
+#[derive(Debug)]
+pub(crate) struct Ports {
+    base: u16,
+    count: u16,
+    /// The permission is the thread's, so the value stays on it.
+    _this_thread: PhantomData<*const ()>,
+}
+
+impl Ports {
+    /// Asks the kernel for `count` ports from `base` on, for this thread
+    /// alone. (/dev/port would do the same, but Debian's cloud kernels are
+    /// built without it.)
+    ///
+    /// # Errors
+    /// The kernel's: `EPERM` in a locked-down kernel, `ENOSYS` in one without
+    /// `CONFIG_X86_IOPL_IOPERM`.
+    pub(crate) fn open(base: u16, count: u16) -> io::Result<Self> {
+        // SAFETY: ioperm takes numbers and touches no memory of this process.
+        check(unsafe { libc::ioperm(base.into(), count.into(), 1) })?;
+        Ok(Self {
+            base,
+            count,
+            _this_thread: PhantomData,
+        })
+    }
+
+    fn port(&self, offset: u16) -> Option<u16> {
+        (offset < self.count).then_some(self.base.checked_add(offset)?)
+    }
+
+    /// Reads a byte; a port that is not among these reads as if nothing were
+    /// there (all ones).
+    pub(crate) fn read(&self, offset: u16) -> u8 {
+        let Some(port) = self.port(offset) else {
+            return u8::MAX;
+        };
+        let value: u8;
+        // SAFETY: the thread has the port's permission, given by `open`, and
+        // reading it touches neither memory nor flags.
+        unsafe {
+            asm!("in al, dx", in("dx") port, out("al") value,
+                options(nomem, nostack, preserves_flags));
+        }
+        value
+    }
+
+    /// Writes a byte; one to a port that is not among these goes nowhere.
+    pub(crate) fn write(&self, offset: u16, value: u8) {
+        let Some(port) = self.port(offset) else {
+            return;
+        };
+        // SAFETY: the thread has the port's permission, given by `open`; the
+        // device behind it takes a note and does not touch memory.
+        unsafe {
+            asm!("out dx, al", in("dx") port, in("al") value,
+                options(nomem, nostack, preserves_flags));
+        }
+    }
 }
