@@ -24,6 +24,8 @@
 
 mod config;
 mod device;
+#[cfg(test)]
+mod tests;
 pub mod wire;
 
 pub use config::{CONFIG_BYTES, MemConfig};

@@ -35,6 +35,8 @@ mod chain;
 mod queue;
 mod register_file;
 pub mod registers;
+#[cfg(test)]
+mod tests;
 mod transport;
 
 pub use chain::{Chain, ChainDefect, Segment};

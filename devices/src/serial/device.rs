@@ -122,3 +122,138 @@ fn register(offset: u64) -> Option<u8> {
         .ok()
         .filter(|n| u16::from(*n) < PORT_COUNT)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+    use crate::testing::Counter;
+
+    const FIFO_BYTES: usize = 64;
+    const DATA: u64 = 0;
+    const INTERRUPT_ENABLE: u64 = 1;
+    const MODEM_CONTROL: u64 = 4;
+    const LINE_STATUS: u64 = 5;
+    const SCRATCH: u64 = 7;
+
+    /// A sink that can be looked into, and that refuses bytes on demand.
+    #[derive(Clone, Default)]
+    struct Shared {
+        bytes: Arc<Mutex<Vec<u8>>>,
+        full: Arc<AtomicBool>,
+    }
+
+    impl Write for Shared {
+        fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+            if self.full.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            lock(&self.bytes).extend_from_slice(data);
+            Ok(data.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    struct Rig {
+        serial: Serial,
+        sink: Shared,
+        line: Arc<Counter>,
+        wake: Arc<Counter>,
+    }
+
+    fn rig() -> Rig {
+        let (line, wake) = (Arc::new(Counter::default()), Arc::new(Counter::default()));
+        let sink = Shared::default();
+        Rig {
+            serial: Serial::new(line.clone(), Box::new(sink.clone()), wake.clone()),
+            sink,
+            line,
+            wake,
+        }
+    }
+
+    fn read(serial: &Serial, register: u64) -> u8 {
+        let mut byte = [0xaa];
+        serial.read(register, &mut byte);
+        byte[0]
+    }
+
+    #[test]
+    fn output_reaches_the_sink_and_interrupts_if_wanted() {
+        let rig = rig();
+        for byte in b"quiet" {
+            rig.serial.write(DATA, &[*byte]);
+        }
+        assert_eq!(*lock(&rig.sink.bytes), b"quiet");
+        assert_eq!(rig.line.take(), 0, "not enabled");
+        rig.serial.write(INTERRUPT_ENABLE, &[0b10]);
+        assert_eq!(rig.line.take(), 1, "the transmitter is empty");
+        assert_eq!(rig.serial.lost_bytes(), 0);
+    }
+
+    #[test]
+    fn a_failing_sink_loses_bytes_and_nothing_else() {
+        let rig = rig();
+        rig.sink.full.store(true, Ordering::Relaxed);
+        rig.serial.write(DATA, b"a");
+        rig.serial.write(DATA, b"b");
+        assert_eq!(rig.serial.lost_bytes(), 2);
+        rig.sink.full.store(false, Ordering::Relaxed);
+        rig.serial.write(DATA, b"c");
+        assert_eq!(*lock(&rig.sink.bytes), b"c");
+        assert_eq!(rig.serial.lost_bytes(), 2);
+    }
+
+    #[test]
+    fn input_is_taken_as_far_as_it_fits_and_asked_for_again() {
+        let rig = rig();
+        rig.serial.write(INTERRUPT_ENABLE, &[0b01]);
+        rig.line.take();
+        let input: Vec<u8> = (0..100).collect();
+        let taken = rig.serial.enqueue(&input);
+        assert_eq!(taken, FIFO_BYTES);
+        assert_eq!(rig.line.take(), 1);
+        assert_eq!(rig.serial.enqueue(&input[taken..]), 0);
+        assert_eq!(rig.wake.take(), 0);
+
+        let first: Vec<u8> = (0..taken).map(|_| read(&rig.serial, DATA)).collect();
+        assert_eq!(first, input[..taken]);
+        assert_eq!(rig.wake.take(), 1, "there is room again");
+        assert_eq!(rig.serial.enqueue(&input[taken..]), 100 - taken);
+        let rest: Vec<u8> = (taken..100).map(|_| read(&rig.serial, DATA)).collect();
+        assert_eq!(rest, input[taken..]);
+        assert_eq!(rig.wake.take(), 0, "nobody waits");
+        assert_eq!(read(&rig.serial, LINE_STATUS) & 1, 0);
+    }
+
+    #[test]
+    fn wrong_accesses_do_nothing() {
+        let rig = rig();
+        rig.serial.write(SCRATCH, &[0x5a]);
+        rig.serial.write(SCRATCH, &[1, 2]);
+        rig.serial.write(8 + SCRATCH, &[3]);
+        rig.serial.write(256 + SCRATCH, &[4]);
+        rig.serial.write(SCRATCH, &[]);
+        assert_eq!(read(&rig.serial, SCRATCH), 0x5a);
+        assert_eq!(read(&rig.serial, 256 + SCRATCH), 0);
+        let mut two = [0xaa; 2];
+        rig.serial.read(SCRATCH, &mut two);
+        assert_eq!(two, [0, 0]);
+    }
+
+    /// Linux probes for a 16550 by loopback.
+    #[test]
+    fn loopback_keeps_bytes_from_the_sink_and_takes_no_input() {
+        let rig = rig();
+        rig.serial.write(MODEM_CONTROL, &[0x10]);
+        rig.serial.write(DATA, b"x");
+        assert_eq!(rig.serial.enqueue(b"input"), 0);
+        assert_eq!(read(&rig.serial, DATA), b'x');
+        assert!(lock(&rig.sink.bytes).is_empty());
+        assert_eq!(rig.wake.take(), 1);
+    }
+}
