@@ -106,7 +106,10 @@ impl Initramfs {
             .with_context(|| format!("cannot run {}", busybox.display()))?;
         let applets = String::from_utf8_lossy(&output.stdout);
         if !output.status.success() || !applets.lines().any(|applet| applet == "sh") {
-            bail!("{} lists no applets, so it is no busybox", busybox.display());
+            bail!(
+                "{} lists no applets, so it is no busybox",
+                busybox.display()
+            );
         }
         self.copy("bin/busybox", busybox)?;
         for applet in applets.lines().filter(|applet| *applet != "busybox") {
@@ -146,13 +149,7 @@ impl Initramfs {
         Ok(())
     }
 
-    fn entry(
-        &mut self,
-        path: &str,
-        kind: ModeFileType,
-        mode: u32,
-        content: &[u8],
-    ) -> Result<()> {
+    fn entry(&mut self, path: &str, kind: ModeFileType, mode: u32, content: &[u8]) -> Result<()> {
         let size = u32::try_from(content.len())
             .with_context(|| format!("/{path} is 4 GiB or longer, which cpio cannot hold"))?;
         self.entries = self.entries.saturating_add(1);

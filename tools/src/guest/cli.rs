@@ -148,7 +148,11 @@ fn build(args: BuildArgs) -> Result<ExitCode> {
             "initramfs {} ({} bytes, {}; modules {})",
             built.initramfs.display(),
             built.size_bytes,
-            if built.written { "written" } else { "unchanged" },
+            if built.written {
+                "written"
+            } else {
+                "unchanged"
+            },
             built.modules.join(" ")
         );
     }
@@ -156,7 +160,11 @@ fn build(args: BuildArgs) -> Result<ExitCode> {
 }
 
 fn print_kernel(kernel: &KernelPackage) {
-    println!("kernel    {} ({})", kernel.vmlinuz.display(), kernel.version);
+    println!(
+        "kernel    {} ({})",
+        kernel.vmlinuz.display(),
+        kernel.version
+    );
     if let Some(directory) = &kernel.modules_dir {
         println!("modules   {}", directory.display());
     }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::guest::cli::KernelArgs;
 use crate::initramfs::FileArgument;
-use crate::packages::{self, Cache, Progress, QEMU};
+use crate::packages::{self, Cache, Progress};
 use crate::units::parse_size;
 
 /// Run commands in the virtual KVM host, on machines without KVM of their own
@@ -126,33 +126,30 @@ fn run_command(args: RunArgs) -> Result<ExitCode> {
     let progress = Progress::new();
     let cache = Cache::open()?;
     let host = host_run(args, &cache, &progress)?;
-    progress.step("booting the virtual KVM host");
+    Ok(ExitCode::from(stream(&host, &cache, &progress)))
+}
+
+/// Runs the host with its command's output on standard output, and what goes
+/// wrong on standard error: the exit code.
+pub fn stream(host: &HostRun, cache: &Cache, progress: &Progress) -> u8 {
+    progress.show("booting the virtual KVM host");
     let mut stdout = std::io::stdout().lock();
-    let mut broken = None;
-    let outcome = host.run(&cache, &mut |bytes| {
+    let outcome = host.run(cache, &mut |bytes| {
         progress.clear();
-        if broken.is_none() {
-            broken = stdout.write_all(bytes).and_then(|()| stdout.flush()).err();
-        }
+        stdout.write_all(bytes).and_then(|()| stdout.flush())
     });
     progress.clear();
-    let code = match outcome {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("lmb: {error}");
-            return Ok(ExitCode::from(match error {
-                HostError::TimedOut { .. } => EXIT_TIMEOUT,
-                HostError::Refused(_) | HostError::Start(_) | HostError::Failed { .. } => {
-                    EXIT_HOST_FAILED
-                }
-            }));
-        }
+    let error = match outcome {
+        Ok(code) => return code,
+        Err(error) => error,
     };
-    match broken {
-        Some(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(error).context("cannot write the command's output")
-        }
-        _ => Ok(ExitCode::from(code)),
+    eprintln!("lmb: {error}");
+    match error {
+        HostError::TimedOut { .. } => EXIT_TIMEOUT,
+        HostError::Refused(_)
+        | HostError::Start(_)
+        | HostError::Failed { .. }
+        | HostError::Output(_) => EXIT_HOST_FAILED,
     }
 }
 
@@ -160,7 +157,7 @@ fn host_run(args: RunArgs, cache: &Cache, progress: &Progress) -> Result<HostRun
     let note = |text: &str| progress.step(text);
     let qemu = match args.qemu {
         Some(qemu) => qemu,
-        None => find_qemu(&note)?,
+        None => packages::qemu(&note)?,
     };
     let nodes_mib = match args.nodes {
         Some(nodes) => share(args.memory, nodes)?,
@@ -193,15 +190,6 @@ fn host_run(args: RunArgs, cache: &Cache, progress: &Progress) -> Result<HostRun
     })
 }
 
-/// QEMU in `PATH`; with root it is installed when it is missing.
-///
-/// # Errors
-/// When it is missing and cannot be installed: the error names the command.
-pub fn find_qemu(note: &dyn Fn(&str)) -> Result<PathBuf> {
-    packages::ensure_programs(&[QEMU], note)?;
-    packages::find_program(QEMU.name).with_context(|| format!("{} is not in PATH", QEMU.name))
-}
-
 /// Shares memory out to nodes, the first taking what does not divide.
 fn share(memory_mib: u64, nodes: u32) -> Result<Vec<u64>> {
     let count = u64::from(nodes);
@@ -225,8 +213,7 @@ fn mib(text: &str) -> Result<u64, String> {
 
 fn variable(text: &str) -> Result<(String, OsString), String> {
     let name_is_good = |name: &str| {
-        name.chars()
-            .all(|c| c.is_ascii_alphanumeric() || c == '_')
+        name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
             && name.starts_with(|c: char| !c.is_ascii_digit())
     };
     match text.split_once('=') {

@@ -18,6 +18,7 @@ mod qemu;
 mod run;
 
 use std::ffi::OsString;
+use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -153,13 +154,18 @@ impl HostRun {
 
     /// Boots the host, runs the command, and returns its exit code (128 and
     /// the signal's number when a signal ended it). `output` gets what the
-    /// command writes to its standard output and error, as it comes. `cache`
-    /// takes the state of a host that failed.
+    /// command writes to its standard output and error, as it comes; when it
+    /// fails, the host is stopped. `cache` takes the state of a host that
+    /// failed.
     ///
     /// # Errors
     /// When an option is refused, the host does not get as far as running the
-    /// command, or the time runs out.
-    pub fn run(&self, cache: &Cache, output: &mut dyn FnMut(&[u8])) -> Result<u8, HostError> {
+    /// command, the time runs out, or `output` fails.
+    pub fn run(
+        &self,
+        cache: &Cache,
+        output: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<u8, HostError> {
         run::run(self, cache, output)
     }
 
@@ -168,11 +174,7 @@ impl HostRun {
     ///
     /// # Errors
     /// As [`HostRun::run`].
-    pub fn run_lines(
-        &self,
-        cache: &Cache,
-        line: &mut dyn FnMut(&str),
-    ) -> Result<u8, HostError> {
+    pub fn run_lines(&self, cache: &Cache, line: &mut dyn FnMut(&str)) -> Result<u8, HostError> {
         let mut pending = Vec::new();
         let code = self.run(cache, &mut |bytes| {
             pending.extend_from_slice(bytes);
@@ -180,6 +182,7 @@ impl HostRun {
                 line(&String::from_utf8_lossy(&pending[..end]));
                 pending.drain(..=end);
             }
+            Ok(())
         });
         if !pending.is_empty() {
             line(&String::from_utf8_lossy(&pending));
@@ -214,6 +217,9 @@ pub enum HostError {
         /// What the host's console and QEMU said.
         log: FailureLog,
     },
+    /// The command's output could not be passed on.
+    #[error("cannot write the command's output, so the virtual KVM host was stopped: {0}")]
+    Output(io::Error),
     /// The wall-time limit passed.
     #[error(
         "the virtual KVM host did not end within {limit_s} s and was stopped {stage}; raise \

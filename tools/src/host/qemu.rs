@@ -116,10 +116,13 @@ fn check_nodes(run: &HostRun) -> Result<(), HostError> {
 /// All arguments of QEMU. The command's output leaves by its standard output.
 pub(super) fn arguments(run: &HostRun, files: &RunFiles<'_>) -> Vec<OsString> {
     let mut list = Arguments(Vec::new());
-    list.text("-accel", match run.threads() {
-        Threads::Single => "tcg,thread=single",
-        Threads::Multi => "tcg,thread=multi",
-    });
+    list.text(
+        "-accel",
+        match run.threads() {
+            Threads::Single => "tcg,thread=single",
+            Threads::Multi => "tcg,thread=multi",
+        },
+    );
     if run.clock == Clock::Instructions {
         list.text("-icount", "shift=0,sleep=off");
         list.text("-rtc", "clock=vm");

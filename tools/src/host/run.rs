@@ -22,16 +22,38 @@ use crate::packages::{self, Cache};
 /// Lines of each log that an error shows.
 const TAIL_LINES: usize = 20;
 
+/// How a workplace's directory begins.
+const WORKPLACE_PREFIX: &str = "lmb-host-";
+
+/// Name of a workplace's lock file.
+const LOCK: &str = "lock";
+
 /// The files of one run, in a directory of their own.
+///
+/// It goes with the run. A run that was killed leaves it behind, with its lock
+/// free; the next one removes it.
 struct Workplace {
     directory: tempfile::TempDir,
+    _lock: File,
 }
 
 impl Workplace {
     fn new() -> std::io::Result<Workplace> {
         // Below /tmp and not in the cache: a socket's path must stay short.
-        let directory = tempfile::Builder::new().prefix("lmb-host-").tempdir()?;
-        Ok(Workplace { directory })
+        let parent = std::env::temp_dir();
+        remove_abandoned(&parent);
+        let directory = tempfile::Builder::new()
+            .prefix(WORKPLACE_PREFIX)
+            .tempdir_in(parent)?;
+        // Locked before it has its name, so that nobody finds it free.
+        let new = directory.path().join("new-lock");
+        let lock = File::create(&new)?;
+        lock.lock()?;
+        fs::rename(&new, directory.path().join(LOCK))?;
+        Ok(Workplace {
+            directory,
+            _lock: lock,
+        })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -46,6 +68,27 @@ impl Workplace {
 
     fn report(&self) -> Report {
         Report::parse(&self.text("status"))
+    }
+}
+
+/// Removes the workplaces in `parent` that nobody holds. What cannot be
+/// removed, such as another user's, is left.
+fn remove_abandoned(parent: &Path) {
+    let Ok(entries) = fs::read_dir(parent) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let named = entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.starts_with(WORKPLACE_PREFIX));
+        if named
+            && let Ok(lock) = File::options().write(true).open(path.join(LOCK))
+            && lock.try_lock().is_ok()
+        {
+            let _ = fs::remove_dir_all(&path);
+        }
     }
 }
 
@@ -78,11 +121,9 @@ impl Report {
     }
 }
 
-pub(super) fn run(
-    run: &HostRun,
-    cache: &Cache,
-    output: &mut dyn FnMut(&[u8]),
-) -> Result<u8, HostError> {
+type Output<'a> = &'a mut dyn FnMut(&[u8]) -> std::io::Result<()>;
+
+pub(super) fn run(run: &HostRun, cache: &Cache, output: Output<'_>) -> Result<u8, HostError> {
     qemu::check(run)?;
     let workplace = Workplace::new()
         .context("cannot make a temporary directory")
@@ -90,7 +131,10 @@ pub(super) fn run(
     prepare(run, cache, &workplace).map_err(HostError::Start)?;
     let mut machine = Machine::start(run, &workplace).map_err(HostError::Start)?;
     let deadline = Instant::now().checked_add(run.limit);
-    if !machine.stream(deadline, output) {
+    let in_time = machine
+        .stream(deadline, output)
+        .map_err(HostError::Output)?;
+    if !in_time {
         let log = keep(cache, &workplace, Some(&machine.state(&workplace)));
         machine.stop();
         let report = workplace.report();
@@ -111,11 +155,7 @@ pub(super) fn run(
     conclude(cache, &workplace, status)
 }
 
-fn conclude(
-    cache: &Cache,
-    workplace: &Workplace,
-    status: ExitStatus,
-) -> Result<u8, HostError> {
+fn conclude(cache: &Cache, workplace: &Workplace, status: ExitStatus) -> Result<u8, HostError> {
     let report = workplace.report();
     if let (Some(code), None) = (report.exit, &report.failed) {
         return Ok(code);
@@ -174,21 +214,26 @@ impl Machine {
 
     /// Passes output on until QEMU closes it, which it does by ending.
     /// `false` when the deadline came first.
-    fn stream(&mut self, deadline: Option<Instant>, output: &mut dyn FnMut(&[u8])) -> bool {
+    fn stream(&mut self, deadline: Option<Instant>, output: Output<'_>) -> std::io::Result<bool> {
         loop {
             let chunk = match deadline {
-                Some(deadline) => self
-                    .chunks
-                    .recv_timeout(deadline.saturating_duration_since(Instant::now())),
+                Some(deadline) => {
+                    // Looked at each time: a command that writes without end
+                    // leaves no time in which nothing comes.
+                    let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+                        return Ok(false);
+                    };
+                    self.chunks.recv_timeout(left)
+                }
                 None => self
                     .chunks
                     .recv()
                     .map_err(|_| RecvTimeoutError::Disconnected),
             };
             match chunk {
-                Ok(bytes) => output(&bytes),
-                Err(RecvTimeoutError::Disconnected) => return true,
-                Err(RecvTimeoutError::Timeout) => return false,
+                Ok(bytes) => output(&bytes)?,
+                Err(RecvTimeoutError::Disconnected) => return Ok(true),
+                Err(RecvTimeoutError::Timeout) => return Ok(false),
             }
         }
     }
@@ -231,7 +276,9 @@ fn forward(mut stdout: ChildStdout, sender: &SyncSender<Vec<u8>>) {
 }
 
 /// QEMU, such that it is killed when this process is, however that happens:
-/// setpriv (util-linux) asks the kernel for that and then becomes QEMU.
+/// setpriv (util-linux) asks the kernel for that and then becomes QEMU. The
+/// kernel takes the end of the thread that starts it for the end of the
+/// process; that thread stays in [`run`] as long as QEMU lives.
 fn tied_to_this_process(qemu: &Path) -> Command {
     match packages::find_program("setpriv") {
         Some(setpriv) => {
@@ -248,7 +295,10 @@ fn keep(cache: &Cache, workplace: &Workplace, state: Option<&str>) -> FailureLog
     let mut tail = String::new();
     for name in ["console.log", "qemu.log"] {
         let text = workplace.text(name);
-        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let lines: Vec<&str> = text
+            .lines()
+            .filter(|line| !line.trim().is_empty())
+            .collect();
         for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
             tail.push_str("  ");
             tail.push_str(line);

@@ -138,7 +138,10 @@ pub(crate) fn download(candidate: &Candidate, directory: &Path) -> Result<PathBu
     let wanted = format!("{}={}", candidate.package, candidate.version);
     let output = apt("apt-get", ["download", "-q", &wanted], Some(directory))?;
     if !output.status.success() {
-        bail!("`apt-get download {wanted}` failed:\n{}", complaint(&output));
+        bail!(
+            "`apt-get download {wanted}` failed:\n{}",
+            complaint(&output)
+        );
     }
     fs::read_dir(directory)?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
@@ -189,13 +192,19 @@ fn parse_show(text: &str) -> Option<Candidate> {
     let depends = field("Depends")
         .unwrap_or_default()
         .split(',')
-        .filter_map(|group| group.split(['(', '|', ' ', ':']).find(|name| !name.is_empty()))
+        .filter_map(|group| {
+            group
+                .split(['(', '|', ' ', ':'])
+                .find(|name| !name.is_empty())
+        })
         .map(str::to_owned)
         .collect();
     Some(Candidate {
         package: field("Package")?.to_owned(),
         version: field("Version")?.to_owned(),
-        size_bytes: field("Size").and_then(|size| size.parse().ok()).unwrap_or(0),
+        size_bytes: field("Size")
+            .and_then(|size| size.parse().ok())
+            .unwrap_or(0),
         depends,
     })
 }

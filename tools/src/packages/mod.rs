@@ -162,6 +162,16 @@ pub fn busybox(cache: &Cache, note: &dyn Fn(&str)) -> Result<PathBuf> {
         .context("the package busybox-static holds no busybox")
 }
 
+/// QEMU's `qemu-system-x86_64` in `PATH`; with root it is installed when it is
+/// missing.
+///
+/// # Errors
+/// When it is missing and cannot be installed: the error names the command.
+pub fn qemu(note: &dyn Fn(&str)) -> Result<PathBuf> {
+    ensure_programs(&[QEMU], note)?;
+    find_program(QEMU.name).with_context(|| format!("{} is not in PATH", QEMU.name))
+}
+
 /// Whether an x86-64 ELF program runs without a dynamic linker, that is, has
 /// no `PT_INTERP` program header (elf(5)).
 fn is_static(path: &Path) -> Result<bool> {
@@ -174,9 +184,9 @@ fn is_static(path: &Path) -> Result<bool> {
         .and_then(|bytes| bytes.try_into().ok())
         .and_then(|bytes| usize::try_from(u64::from_le_bytes(bytes)).ok())
         .and_then(|offset| file.get(offset..));
-    let count = file
-        .get(0x38..0x3a)
-        .map_or(0, |bytes| usize::from(bytes[0]) | usize::from(bytes[1]) << 8);
+    let count = file.get(0x38..0x3a).map_or(0, |bytes| {
+        usize::from(bytes[0]) | usize::from(bytes[1]) << 8
+    });
     Ok(table.is_some_and(|table| {
         !table
             .chunks(PHENTSIZE)
@@ -234,16 +244,16 @@ fn fetch(
         return Ok(unpacked);
     }
 
-    if refresh {
+    // Without root the newest of the lists that are there is taken.
+    let mut updated = refresh && is_root();
+    if updated {
         apt::update(note)?;
     }
-    let mut updated = refresh;
     let candidate = match resolve(package)? {
         Some(candidate) => candidate,
         None if updated => bail!(UnknownPackage(package.to_owned())),
         None => {
-            apt::update(note)
-                .with_context(|| format!("apt knows no package {package}"))?;
+            apt::update(note).with_context(|| format!("apt knows no package {package}"))?;
             updated = true;
             resolve(package)?.with_context(|| UnknownPackage(package.to_owned()))?
         }
@@ -361,7 +371,10 @@ fn kernel_release(image: &[u8]) -> Option<String> {
             .position(|window| window == BANNER)?;
         image.get(at + BANNER.len()..)?
     };
-    let end = text.iter().take(128).position(|byte| matches!(byte, b' ' | 0))?;
+    let end = text
+        .iter()
+        .take(128)
+        .position(|byte| matches!(byte, b' ' | 0))?;
     let release = std::str::from_utf8(&text[..end]).ok()?;
     // It becomes part of a path.
     (!release.is_empty() && !release.contains('/') && !release.starts_with('.'))

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A progress line with a clock. It disappears when it is dropped. Where
-/// standard error is no terminal each step is printed once instead.
+/// A progress line with a clock. It disappears when it is dropped.
 #[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -28,7 +27,15 @@ impl Progress {
         Progress { bar }
     }
 
-    /// Says what is being done now.
+    /// Says what is being done now, on a terminal alone.
+    pub fn show(&self, text: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(text.to_owned());
+        }
+    }
+
+    /// Says what is being done now. Where standard error is no terminal it
+    /// becomes a line of the log: for what takes long or changes the machine.
     pub fn step(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(text.to_owned()),
