@@ -135,8 +135,8 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; the VM refuses an id it does not know or that has ended.
     pub fn cancel(&self, id: u64) -> Result<Operation, ClientError> {
-        let path = format!("/operations/{id}/cancel");
-        self.call("POST", &path, None, self.timeout)
+        let path = format!("/operations/{id}");
+        self.call("DELETE", &path, None, self.timeout)
     }
 
     /// The operations the VM remembers, oldest first.
@@ -168,7 +168,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn metrics(&self) -> Result<String, ClientError> {
-        let reply = self.exchange("GET", &format!("{API_PREFIX}/metrics"), None, self.timeout)?;
+        let reply = self.exchange("GET", "/metrics", None, self.timeout)?;
         let body = self.accepted(reply)?;
         String::from_utf8(body).map_err(|_| self.unexpected("metrics that are no text"))
     }

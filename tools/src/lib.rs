@@ -7,6 +7,7 @@
 
 mod watch;
 
+pub mod cli;
 pub mod client;
 pub mod exit;
 pub mod guest;
@@ -16,6 +17,7 @@ pub mod initramfs;
 pub mod mem;
 pub mod output;
 pub mod packages;
+pub mod run;
 pub mod runtime;
 pub mod units;
 pub mod vm;

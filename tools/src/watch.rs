@@ -21,7 +21,7 @@ const PERIOD: Duration = Duration::from_millis(200);
 
 /// A bar that appears after two seconds and goes when it is dropped.
 #[derive(Debug)]
-pub struct Watch {
+pub(crate) struct Watch {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -29,7 +29,7 @@ pub struct Watch {
 impl Watch {
     /// Starts watching the VM at `client` if standard error is a terminal.
     #[must_use]
-    pub fn start(client: &Client) -> Self {
+    pub(crate) fn start(client: &Client) -> Self {
         if !std::io::stderr().is_terminal() {
             return Self {
                 stop: None,
