@@ -22,7 +22,7 @@ const DRIVER_STATUS_BITS: u32 = STATUS_ACKNOWLEDGE
 pub struct DriverEvents {
     /// The device was reset: chains popped before are void.
     pub reset: bool,
-    /// A driver became active and, if `needs_reset` is not set, still may be.
+    /// A driver became active. Whether it still is tells `driver_active`.
     pub activated: bool,
     /// The driver gave up (status FAILED).
     pub failed: bool,
@@ -295,6 +295,8 @@ impl RegisterFile {
         {
             return None;
         }
+        // Several bits at once count as one after the other: those before one
+        // that is out of order stand.
         let mut effects = NOTHING;
         for (bit, needs) in [
             (STATUS_ACKNOWLEDGE, 0),
