@@ -185,10 +185,9 @@ impl<'a> Supervisor<'a> {
             // Returns when someone continues us.
             kill_process(getpid(), Signal::STOP)?;
         }
-        if pending.has(Signal::TSTP) || pending.has(Signal::CONT) {
-            if let Some(terminal) = &self.terminal {
-                terminal.resume()?;
-            }
+        let continued = pending.has(Signal::TSTP) || pending.has(Signal::CONT);
+        if let Some(terminal) = self.terminal.as_ref().filter(|_| continued) {
+            terminal.resume()?;
         }
         Ok(())
     }

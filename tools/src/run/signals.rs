@@ -83,9 +83,11 @@ impl AsFd for Signals {
 
 extern "C" fn on_signal(signal: c_int, _: *mut libc::siginfo_t, _: *mut c_void) {
     PENDING.fetch_or(bit(signal), Ordering::AcqRel);
-    if let Some((mut wake, _)) = WAKE.get().map(|(wake, other)| (wake, other)) {
-        // Full means that the loop has been woken already.
-        let _ = wake.write(&[1]);
+    if let Some((waking, _)) = WAKE.get() {
+        // Full means that the loop has been woken already. A write that
+        // succeeds leaves the interrupted code's errno alone.
+        let mut waking = waking;
+        let _ = waking.write(&[1]);
     }
 }
 
