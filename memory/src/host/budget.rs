@@ -57,13 +57,14 @@ impl MappingBudget {
         Ok(())
     }
 
-    /// What the limit error says when the kernel itself refused.
-    pub(super) fn exhausted(&mut self) -> HostMemoryError {
+    /// The limit error, if the limit is why the kernel itself refused a
+    /// mapping.
+    pub(super) fn exhausted(&mut self) -> Option<HostMemoryError> {
         self.recount();
-        HostMemoryError::MappingLimit {
+        (!self.fits(2)).then_some(HostMemoryError::MappingLimit {
             in_use: self.in_use,
             limit: self.limit,
-        }
+        })
     }
 
     fn fits(&self, growth: u64) -> bool {

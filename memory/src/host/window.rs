@@ -142,13 +142,14 @@ impl MmapWindow {
         Err(self.explain("mprotect", run, source))
     }
 
-    /// ENOMEM of a call that only splits mappings means that there are too
-    /// many; all else is the call's own error.
+    /// ENOMEM near the limit of mappings means the limit; all else is the
+    /// call's own error.
     fn explain(&mut self, call: &'static str, run: LmbRange, source: io::Error) -> HostMemoryError {
-        match source.raw_os_error() {
-            Some(libc::ENOMEM) => self.budget.exhausted(),
-            _ => HostMemoryError::system(call, run.to_string(), source),
-        }
+        let no_memory = source.raw_os_error() == Some(libc::ENOMEM);
+        no_memory
+            .then(|| self.budget.exhausted())
+            .flatten()
+            .unwrap_or_else(|| HostMemoryError::system(call, run.to_string(), source))
     }
 
     /// Makes empty LMBs accessible and reserves their huge pages.
@@ -168,11 +169,14 @@ impl MmapWindow {
                 .map_pool(span, self.page)
                 .map_err(|source| pool_error("mmap", &run.to_string(), len, self.page, source));
         }
-        let opened = self
-            .mapping
-            .allocate(span)
-            .map_err(|source| pool_error("fallocate", &run.to_string(), len, self.page, source))
-            .and_then(|()| self.protect(run, range, Access::ReadWrite));
+        if let Err(source) = self.mapping.allocate(span) {
+            // Give back what was had before the pool ran dry, and only then
+            // look at what it has.
+            let _ = self.mapping.punch(span);
+            let what = run.to_string();
+            return Err(pool_error("fallocate", &what, len, self.page, source));
+        }
+        let opened = self.protect(run, range, Access::ReadWrite);
         if opened.is_err() {
             let _ = self.mapping.punch(span);
         }
