@@ -51,6 +51,9 @@ Examples:
   lmb run --memory 700M --lmb-size 512M --dry-run    only print the layout
   lmb run --serial file:/tmp/console.log & lmb mem show
 
+In the virtual KVM host the console shows what the guest prints and takes no input. To change
+memory there, run lmb inside it: `lmb host run --file … -- sh -c '…'` (see its --help).
+
 Keys:
   Ctrl-A x  end the VM        Ctrl-A h  list the keys        Ctrl-A Ctrl-A  send a Ctrl-A
 
@@ -82,7 +85,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "HOST", value_enum, default_value_t)]
     host: HostChoice,
 
-    /// Wall time after which the virtual KVM host is stopped: 1s to 24h
+    /// Wall time after which the virtual KVM host is stopped, at most 24h
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_timeout)]
     host_limit: Duration,
 
@@ -126,12 +129,12 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     };
     let boot = args.boot_files()?;
     if !native {
-        let why = kvm
-            .err()
-            .map_or(String::new(), |reason| format!(", since {reason}"));
+        let why = kvm.err().map_or(String::new(), |reason| {
+            format!(", since {}", brief(&reason))
+        });
         eprintln!(
-            "lmb: host: virtual KVM host{why}. Its console takes no input and its control socket \
-             is inside"
+            "lmb: host: virtual KVM host{why}; the console is output only, the control socket is \
+             inside (`lmb host check` says what native KVM needs)"
         );
         return virtual_host::run(args, &program, boot);
     }
@@ -140,6 +143,18 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
         eprintln!("lmb: warning: {reason}");
     }
     run_here(args, &program, &boot)
+}
+
+/// Why this machine's KVM is not used, in a few words.
+fn brief(reason: &detect::Reason) -> String {
+    match reason {
+        detect::Reason::Missing => "/dev/kvm is missing".to_owned(),
+        detect::Reason::NotPermitted => "/dev/kvm is not permitted".to_owned(),
+        detect::Reason::NoHardwareVirtualization => {
+            "this machine has no hardware virtualization".to_owned()
+        }
+        detect::Reason::Unusable(why) => format!("/dev/kvm cannot be opened ({why})"),
+    }
 }
 
 fn dry_run(args: &RunArgs, program: &Path) -> anyhow::Result<u8> {
