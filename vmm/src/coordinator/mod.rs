@@ -28,7 +28,7 @@ mod operation;
 mod retry;
 mod target;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod window;
 mod worker;
 

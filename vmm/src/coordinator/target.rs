@@ -402,7 +402,8 @@ mod tests {
             prop_assert_eq!(shares.iter().sum::<u64>(), wanted.min(total));
             for (&share, &(total, requested)) in shares.iter().zip(&windows) {
                 prop_assert!(share <= total);
-                prop_assert!(if wanted >= now { share >= requested } else { share <= requested });
+                let with_the_change = if wanted >= now { share >= requested } else { share <= requested };
+                prop_assert!(with_the_change);
             }
         }
     }

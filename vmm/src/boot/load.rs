@@ -1,0 +1,247 @@
+//! Placing a kernel, its initrd and its command line in guest memory.
+//!
+//! Order: kernel first, since its end decides where an initrd may go; then the
+//! initrd as high as possible in low memory, out of a growing kernel's way;
+//! then what the chosen entry reads.
+
+use std::fs::File;
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+
+use linux_loader::loader::elf::PvhBootCapability;
+use linux_loader::loader::{BzImage, Elf, KernelLoader};
+use lmb_memory::GuestRam;
+use lmb_memory::Layout;
+use vm_memory::{ByteValued, Bytes, GuestAddress};
+
+use super::image::KernelImage;
+use super::{BootError, CMDLINE, CMDLINE_MAX_BYTES, HIGH_START, linux64, memmap, pvh};
+use crate::protocol::EntryKind;
+
+/// Where a bzImage goes when its header names no place: 16 MiB, Linux's
+/// default CONFIG_PHYSICAL_START.
+const BZIMAGE_LOAD: u64 = 0x100_0000;
+const PAGE_BYTES: u64 = 4096;
+/// Highest initrd address Linux takes (setup header `initrd_addr_max`), used
+/// for both entries.
+const INITRD_MAX: u64 = 0x7fff_ffff;
+
+/// Where the boot vCPU starts and by which protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Instruction pointer.
+    pub address: u64,
+    /// Protocol.
+    pub kind: EntryKind,
+}
+
+/// An initrd in guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Initrd {
+    pub(super) address: u64,
+    pub(super) size_bytes: u64,
+}
+
+/// An initrd file, opened and measured before the VM exists.
+#[derive(Debug)]
+pub struct InitrdFile {
+    path: PathBuf,
+    file: File,
+    size_bytes: u64,
+}
+
+impl InitrdFile {
+    /// Opens the file.
+    ///
+    /// # Errors
+    /// When it cannot be opened or is no regular file.
+    pub fn open(path: &Path) -> Result<Self, BootError> {
+        let error = |source| BootError::Initrd {
+            path: path.display().to_string(),
+            source,
+        };
+        let file = File::open(path).map_err(error)?;
+        let metadata = file.metadata().map_err(error)?;
+        if !metadata.is_file() {
+            return Err(error(std::io::Error::other("it is not a regular file")));
+        }
+        Ok(Self {
+            path: path.into(),
+            file,
+            size_bytes: metadata.len(),
+        })
+    }
+}
+
+/// Checks a command line before anything is built.
+///
+/// # Errors
+/// When it is too long or holds a NUL.
+pub fn check_cmdline(cmdline: &str) -> Result<(), BootError> {
+    if cmdline.len() >= CMDLINE_MAX_BYTES {
+        return Err(BootError::CmdlineTooLong(cmdline.len()));
+    }
+    if cmdline.contains('\0') {
+        return Err(BootError::CmdlineNul);
+    }
+    Ok(())
+}
+
+/// Fills guest memory for one boot and says where the boot vCPU starts.
+///
+/// # Errors
+/// When a part does not fit or the kernel is not loadable.
+pub fn load(
+    ram: &GuestRam,
+    layout: &Layout,
+    kernel: &KernelImage,
+    initrd: Option<&InitrdFile>,
+    cmdline: &str,
+) -> Result<Entry, BootError> {
+    let low_end = memmap::low_end(layout);
+    let (entry, kernel_end) = match kernel.entry {
+        EntryKind::Elf => load_elf(ram, kernel, low_end)?,
+        EntryKind::Bzimage => load_bzimage(ram, kernel, low_end)?,
+    };
+    let initrd = initrd
+        .map(|file| load_initrd(ram, file, kernel_end, low_end))
+        .transpose()?;
+    let mut line = cmdline.as_bytes().to_vec();
+    line.push(0);
+    write_bytes(ram, CMDLINE, &line)?;
+    let map = memmap::entries(layout);
+    match kernel.entry {
+        EntryKind::Elf => pvh::write(ram, &map, initrd.as_ref())?,
+        EntryKind::Bzimage => {
+            linux64::write(ram, &kernel.bytes, &map, initrd.as_ref(), cmdline.len())?;
+        }
+    }
+    Ok(Entry {
+        address: entry,
+        kind: kernel.entry,
+    })
+}
+
+fn load_elf(ram: &GuestRam, kernel: &KernelImage, low_end: u64) -> Result<(u64, u64), BootError> {
+    let loaded = Elf::load(
+        ram,
+        None,
+        &mut Cursor::new(kernel.bytes.as_slice()),
+        Some(GuestAddress(HIGH_START)),
+    )
+    .map_err(|source| loader_error(kernel, low_end, source))?;
+    if loaded.kernel_end > low_end {
+        return Err(BootError::KernelTooBig {
+            needed: loaded.kernel_end,
+            low_end,
+        });
+    }
+    match loaded.pvh_boot_cap {
+        PvhBootCapability::PvhEntryPresent(entry) => Ok((entry.0, loaded.kernel_end)),
+        _ => Err(BootError::NoPvhEntry(kernel.path.display().to_string())),
+    }
+}
+
+fn load_bzimage(
+    ram: &GuestRam,
+    kernel: &KernelImage,
+    low_end: u64,
+) -> Result<(u64, u64), BootError> {
+    let field = |at: usize| {
+        kernel
+            .bytes
+            .get(at..at + 8)
+            .and_then(|bytes| bytes.try_into().ok())
+            .map_or(0, u64::from_le_bytes)
+    };
+    // pref_address (0x258) is aligned to kernel_alignment by the build.
+    let preferred = field(0x258);
+    let load = if (HIGH_START..low_end).contains(&preferred) {
+        preferred
+    } else {
+        BZIMAGE_LOAD
+    };
+    // init_size (0x260): what the kernel uses before it reads the memory map.
+    let needed = load.saturating_add(field(0x260) & 0xffff_ffff);
+    if needed > low_end {
+        return Err(BootError::KernelTooBig { needed, low_end });
+    }
+    let loaded = BzImage::load(
+        ram,
+        Some(GuestAddress(load)),
+        &mut Cursor::new(kernel.bytes.as_slice()),
+        Some(GuestAddress(HIGH_START)),
+    )
+    .map_err(|source| loader_error(kernel, low_end, source))?;
+    // The 64-bit entry stands 0x200 behind the start of the loaded image.
+    Ok((load + 0x200, loaded.kernel_end.max(needed)))
+}
+
+fn loader_error(
+    kernel: &KernelImage,
+    low_end: u64,
+    source: linux_loader::loader::Error,
+) -> BootError {
+    // The loader does not tell a short guest from a damaged file; the end of
+    // the image does for every real kernel.
+    let needed = HIGH_START + kernel.bytes.len() as u64;
+    if needed > low_end {
+        return BootError::KernelTooBig { needed, low_end };
+    }
+    BootError::Loader {
+        path: kernel.path.display().to_string(),
+        source,
+    }
+}
+
+fn load_initrd(
+    ram: &GuestRam,
+    initrd: &InitrdFile,
+    kernel_end: u64,
+    low_end: u64,
+) -> Result<Initrd, BootError> {
+    let too_big = || BootError::InitrdTooBig {
+        path: initrd.path.display().to_string(),
+        size_bytes: initrd.size_bytes,
+        kernel_end,
+        low_end,
+    };
+    let address = low_end
+        .min(INITRD_MAX + 1)
+        .checked_sub(initrd.size_bytes)
+        .map(|address| address & !(PAGE_BYTES - 1))
+        .filter(|&address| address >= kernel_end)
+        .ok_or_else(too_big)?;
+    let size = usize::try_from(initrd.size_bytes).map_err(|_| too_big())?;
+    let read_error = |source| BootError::Initrd {
+        path: initrd.path.display().to_string(),
+        source,
+    };
+    // A VM that restarts loads the same file again.
+    let mut file = &initrd.file;
+    std::io::Seek::rewind(&mut file).map_err(read_error)?;
+    ram.read_exact_volatile_from(GuestAddress(address), &mut file, size)
+        .map_err(|error| read_error(std::io::Error::other(error.to_string())))?;
+    Ok(Initrd {
+        address,
+        size_bytes: initrd.size_bytes,
+    })
+}
+
+/// Writes bytes at a guest-physical address.
+///
+/// # Errors
+/// When the range is not boot memory.
+pub fn write_bytes(ram: &GuestRam, address: u64, bytes: &[u8]) -> Result<(), BootError> {
+    ram.write_slice(bytes, GuestAddress(address))
+        .map_err(|source| BootError::GuestMemory { address, source })
+}
+
+pub(super) fn write_object<T: ByteValued>(
+    ram: &GuestRam,
+    address: u64,
+    object: T,
+) -> Result<(), BootError> {
+    ram.write_obj(object, GuestAddress(address))
+        .map_err(|source| BootError::GuestMemory { address, source })
+}

@@ -1,0 +1,294 @@
+//! vCPUs: one thread each, which alone owns its `VcpuFd`.
+//!
+//! States of a thread: waiting at the start barrier → running → ended. It ends
+//! when it is told to (`VcpuSet::stop`) or when KVM reports something that the
+//! guest cannot go on from; it says which through [`Shared::report`] and never
+//! acts on it: that is the event loop's part.
+
+pub mod cpuid;
+mod kvm_run;
+pub mod regs;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use vmm_sys_util::signal::{Killable, register_signal_handler};
+
+use crate::bus::Bus;
+use crate::timeline::monotonic_ns;
+use kvm_run::ImmediateExit;
+use lmb_devices::OwnerWake;
+
+/// Offset from SIGRTMIN of the signal that interrupts KVM_RUN.
+const KICK_SIGNAL_OFFSET: i32 = 0;
+
+/// Why a vCPU ended by itself.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VcpuFailure {
+    /// Triple fault.
+    #[error(
+        "the guest triple-faulted on vCPU {0}: it has no way on (a kernel that does not fit \
+         this CPU or a damaged one)"
+    )]
+    Shutdown(u32),
+    /// KVM_EXIT_INTERNAL_ERROR.
+    #[error(
+        "KVM stopped vCPU {cpu} with an internal error (suberror {suberror}){hint}; rip was \
+         {rip:#x}"
+    )]
+    Internal {
+        /// Number of the vCPU.
+        cpu: u32,
+        /// KVM's number.
+        suberror: u32,
+        /// Instruction pointer.
+        rip: u64,
+        /// What it usually means.
+        hint: &'static str,
+    },
+    /// KVM_EXIT_FAIL_ENTRY.
+    #[error(
+        "the processor refused to enter the guest on vCPU {cpu} (reason {reason:#x}): the host's \
+         hardware virtualization is faulty or incomplete"
+    )]
+    FailEntry {
+        /// Number of the vCPU.
+        cpu: u32,
+        /// The hardware's reason.
+        reason: u64,
+    },
+    /// The guest touched memory without host memory behind it.
+    #[error(
+        "the guest touched memory that it does not have on vCPU {cpu} ({place}): unplugged \
+         memory of the hotplug window is out of reach; rip was {rip:#x}"
+    )]
+    MemoryFault {
+        /// Number of the vCPU.
+        cpu: u32,
+        /// Guest-physical address, where KVM tells it.
+        place: String,
+        /// Instruction pointer.
+        rip: u64,
+    },
+    /// KVM_RUN failed.
+    #[error("KVM_RUN failed on vCPU {cpu}: {error}")]
+    Run {
+        /// Number of the vCPU.
+        cpu: u32,
+        /// The system's reason.
+        error: String,
+    },
+    /// An exit that this VMM never asks for.
+    #[error("KVM stopped vCPU {cpu} for a reason this VMM does not know: {exit}")]
+    Unexpected {
+        /// Number of the vCPU.
+        cpu: u32,
+        /// The exit.
+        exit: String,
+    },
+}
+
+/// What all vCPU threads of one machine share with the event loop.
+pub struct Shared {
+    bus: Bus,
+    stop: AtomicBool,
+    first_entry_ns: AtomicU64,
+    exits: AtomicU64,
+    failure: Mutex<Option<VcpuFailure>>,
+    wake: Arc<dyn OwnerWake>,
+}
+
+impl Shared {
+    /// State for one machine.
+    pub fn new(bus: Bus, wake: Arc<dyn OwnerWake>) -> Self {
+        Self {
+            bus,
+            stop: AtomicBool::new(false),
+            first_entry_ns: AtomicU64::new(0),
+            exits: AtomicU64::new(0),
+            failure: Mutex::new(None),
+            wake,
+        }
+    }
+
+    /// When the boot vCPU first entered the guest, monotonic nanoseconds.
+    pub fn first_entry_ns(&self) -> Option<u64> {
+        match self.first_entry_ns.load(Ordering::Acquire) {
+            0 => None,
+            stamp => Some(stamp),
+        }
+    }
+
+    /// Exits to user space so far, over all vCPUs.
+    pub fn exits(&self) -> u64 {
+        self.exits.load(Ordering::Relaxed)
+    }
+
+    /// The first failure reported, once.
+    pub fn take_failure(&self) -> Option<VcpuFailure> {
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    fn report(&self, failure: VcpuFailure) {
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert(failure);
+        self.wake.wake();
+    }
+}
+
+/// The running vCPU threads of one machine.
+pub struct VcpuSet {
+    shared: Arc<Shared>,
+    handles: Vec<VcpuHandle>,
+}
+
+/// The exit flag stands before the thread, so that it is dropped first.
+struct VcpuHandle {
+    exit: ImmediateExit,
+    thread: JoinHandle<()>,
+}
+
+impl VcpuSet {
+    /// Starts one thread for each vCPU; all enter the guest together.
+    ///
+    /// # Errors
+    /// When a thread or the kick signal's handler cannot be had.
+    pub fn start(vcpus: Vec<VcpuFd>, shared: Arc<Shared>) -> std::io::Result<Self> {
+        extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+        register_signal_handler(kick_signal(), ignore)
+            .map_err(|errno| std::io::Error::from_raw_os_error(errno.errno()))?;
+        let barrier = Arc::new(Barrier::new(vcpus.len()));
+        let mut set = Self {
+            shared,
+            handles: Vec::with_capacity(vcpus.len()),
+        };
+        for (cpu, mut vcpu) in (0_u32..).zip(vcpus) {
+            let exit = ImmediateExit::new(&mut vcpu);
+            let shared = Arc::clone(&set.shared);
+            let barrier = Arc::clone(&barrier);
+            let thread = std::thread::Builder::new()
+                .name(format!("vcpu{cpu}"))
+                .spawn(move || {
+                    barrier.wait();
+                    run(cpu, &mut vcpu, &shared);
+                })?;
+            set.handles.push(VcpuHandle { exit, thread });
+        }
+        Ok(set)
+    }
+
+    /// State shared with the threads.
+    pub fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// Takes every vCPU out of the guest and waits for its thread.
+    pub fn stop(self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for handle in &self.handles {
+            handle.exit.request();
+            if let Err(error) = handle.thread.kill(kick_signal()) {
+                tracing::debug!("a vCPU thread had ended: {error}");
+            }
+        }
+        for VcpuHandle { exit, thread } in self.handles {
+            drop(exit);
+            if thread.join().is_err() {
+                tracing::error!("a vCPU thread panicked");
+            }
+        }
+    }
+}
+
+fn kick_signal() -> i32 {
+    vmm_sys_util::signal::SIGRTMIN() + KICK_SIGNAL_OFFSET
+}
+
+fn run(cpu: u32, vcpu: &mut VcpuFd, shared: &Shared) {
+    if cpu == 0 {
+        shared
+            .first_entry_ns
+            .store(monotonic_ns(), Ordering::Release);
+    }
+    while !shared.stop.load(Ordering::SeqCst) {
+        if let Err(failure) = step(cpu, vcpu, shared) {
+            shared.report(failure);
+            return;
+        }
+    }
+}
+
+/// One stay in the guest and the exit that ended it.
+fn step(cpu: u32, vcpu: &mut VcpuFd, shared: &Shared) -> Result<(), VcpuFailure> {
+    let exit = vcpu.run();
+    shared.exits.fetch_add(1, Ordering::Relaxed);
+    match exit {
+        Ok(VcpuExit::IoOut(port, data)) => shared.bus.io_write(port, data),
+        Ok(VcpuExit::IoIn(port, data)) => shared.bus.io_read(port, data),
+        Ok(VcpuExit::MmioWrite(address, data)) => shared.bus.mmio_write(address, data),
+        Ok(VcpuExit::MmioRead(address, data)) => shared.bus.mmio_read(address, data),
+        Ok(VcpuExit::Intr | VcpuExit::Hlt) => {}
+        Ok(VcpuExit::Shutdown) => return Err(VcpuFailure::Shutdown(cpu)),
+        Ok(VcpuExit::FailEntry(reason, _)) => return Err(VcpuFailure::FailEntry { cpu, reason }),
+        Ok(VcpuExit::MemoryFault { gpa, .. }) => {
+            let place = format!("guest-physical address {gpa:#x}");
+            return Err(memory_fault(cpu, vcpu, place));
+        }
+        Ok(VcpuExit::InternalError) => return Err(internal_error(cpu, vcpu)),
+        Ok(other) => {
+            return Err(VcpuFailure::Unexpected {
+                cpu,
+                exit: format!("{other:?}"),
+            });
+        }
+        Err(error) => match error.errno() {
+            libc::EINTR | libc::EAGAIN => {}
+            libc::EFAULT => {
+                let place = "this kernel's KVM does not tell the address".to_owned();
+                return Err(memory_fault(cpu, vcpu, place));
+            }
+            _ => {
+                return Err(VcpuFailure::Run {
+                    cpu,
+                    error: error.to_string(),
+                });
+            }
+        },
+    }
+    Ok(())
+}
+
+fn memory_fault(cpu: u32, vcpu: &VcpuFd, place: String) -> VcpuFailure {
+    VcpuFailure::MemoryFault {
+        cpu,
+        place,
+        rip: rip(vcpu),
+    }
+}
+
+fn internal_error(cpu: u32, vcpu: &mut VcpuFd) -> VcpuFailure {
+    let suberror = kvm_run::internal_suberror(vcpu);
+    let hint = if suberror == 1 {
+        ": it met an instruction that it cannot emulate, which happens where KVM works without \
+         hardware virtualization; run the guest inside the virtual KVM host (`lmb host run`)"
+    } else {
+        ""
+    };
+    VcpuFailure::Internal {
+        cpu,
+        suberror,
+        rip: rip(vcpu),
+        hint,
+    }
+}
+
+fn rip(vcpu: &VcpuFd) -> u64 {
+    vcpu.get_regs().map_or(0, |regs| regs.rip)
+}

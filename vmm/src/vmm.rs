@@ -1,0 +1,482 @@
+//! The event loop: the one thread that owns the VM.
+//!
+//! States: running → (guest or client asks for a reset) resetting → running;
+//! running → (power off, signal, vCPU failure) ended. Everything arrives here
+//! as a readable descriptor: the control socket and its connections, the
+//! guest's queue notifications, ended effects, the devices' wake-up, standard
+//! input, signals. Nothing here waits for the guest or for a client.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, OnceLock};
+
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use kvm_ioctls::Kvm;
+use lmb_devices::{OwnerWake, PowerRequest};
+use lmb_memory::Layout;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::signal::register_signal_handler;
+
+use crate::api::{ApiServer, Context, InterestChange, SocketError, VmControl};
+use crate::config::{SerialOption, VmConfig};
+use crate::console::ConsoleInput;
+use crate::coordinator::{Coordinator, CoordinatorError};
+use crate::machine::{BuildError, Machine};
+use crate::protocol::{BootTimeline, EntryKind, KernelInfo, VmInfo, VmState};
+use crate::timeline::{BootEvent, monotonic_ns};
+use crate::vcpu::VcpuFailure;
+
+/// Event data of the loop's own descriptors; the API's tokens lie above.
+const WAKE: u32 = 0;
+const QUEUE_NOTIFY: u32 = 1;
+const EFFECT_DONE: u32 = 2;
+const CONSOLE: u32 = 3;
+const SIGNAL: u32 = 4;
+const API_FIRST: u32 = 16;
+
+/// Why a VM ended otherwise than by powering off.
+#[derive(Debug, thiserror::Error)]
+pub enum VmmError {
+    /// It could not be built.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// A vCPU cannot go on.
+    #[error("{0}")]
+    Vcpu(#[from] VcpuFailure),
+    /// The control socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The coordinator.
+    #[error(transparent)]
+    Coordinator(#[from] CoordinatorError),
+    /// The event loop itself.
+    #[error("the event loop failed: {0}")]
+    Loop(#[from] event_manager::Error),
+    /// A descriptor the loop needs.
+    #[error("cannot {what}: {source}")]
+    Host {
+        /// What.
+        what: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+fn host<T>(what: &'static str, result: io::Result<T>) -> Result<T, VmmError> {
+    result.map_err(|source| VmmError::Host { what, source })
+}
+
+/// Devices' wake-up of the loop.
+struct Wake(EventFd);
+
+impl OwnerWake for Wake {
+    fn wake(&self) {
+        // A full counter is a wake-up that is pending already.
+        let _ = self.0.write(1);
+    }
+}
+
+/// Written by the handler of SIGTERM and SIGINT.
+static SIGNALLED: OnceLock<EventFd> = OnceLock::new();
+
+extern "C" fn on_signal(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    if let Some(event) = SIGNALLED.get() {
+        let _ = event.write(1);
+    }
+}
+
+/// What clients may ask of the machine; carried out by the loop afterwards.
+struct Control {
+    state: VmState,
+    cpus: u32,
+    kernel: KernelInfo,
+    asked: Option<PowerRequest>,
+}
+
+impl VmControl for Control {
+    fn vm_info(&self, boot: &BootTimeline) -> VmInfo {
+        VmInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            state: self.state,
+            cpus: self.cpus,
+            kernel: self.kernel.clone(),
+            boot: boot.clone(),
+        }
+    }
+
+    fn power_off(&mut self) {
+        self.asked = Some(PowerRequest::Off);
+    }
+
+    fn reset(&mut self) {
+        self.asked.get_or_insert(PowerRequest::Reset);
+    }
+}
+
+/// The VM and everything that serves it. Dropped in this order: clients first,
+/// then the window's effects, then the machine.
+struct Vmm {
+    api: Option<ApiServer>,
+    coordinator: Coordinator,
+    machine: Machine,
+    control: Control,
+    console: Option<ConsoleInput>,
+    console_watched: bool,
+    kvm: Kvm,
+    config: VmConfig,
+    layout: Layout,
+    wake: Arc<Wake>,
+    effect_done: Arc<EventFd>,
+    end: Option<Result<(), VmmError>>,
+}
+
+/// Builds the VM, runs it, and returns when it has ended.
+///
+/// # Errors
+/// When it cannot be built, or ends by a failure.
+pub fn run(
+    kvm: Kvm,
+    config: VmConfig,
+    layout: Layout,
+    process_start_ns: u64,
+) -> Result<(), VmmError> {
+    let vmm = Vmm::new(kvm, config, layout, process_start_ns)?;
+    let mut manager = EventManager::<Vmm>::new()?;
+    let id = manager.add_subscriber(vmm);
+    let result = loop {
+        let vmm = manager.subscriber_mut(id)?;
+        if let Some(end) = vmm.end.take() {
+            break end;
+        }
+        let timeout = vmm.timeout_ms();
+        manager.run_with_timeout(timeout)?;
+        let vmm = manager.subscriber_mut(id)?;
+        let changes = vmm.on_time();
+        let mut ops = manager.event_ops(id)?;
+        apply(&changes, &mut ops);
+    };
+    if let Ok(mut vmm) = manager.remove_subscriber(id) {
+        vmm.machine.stop();
+        vmm.coordinator.stop();
+    }
+    result
+}
+
+impl Vmm {
+    fn new(
+        kvm: Kvm,
+        config: VmConfig,
+        layout: Layout,
+        process_start_ns: u64,
+    ) -> Result<Self, VmmError> {
+        let wake = Arc::new(Wake(event_fd()?));
+        // The socket comes first: a name in use is told before a VM exists.
+        let api = config
+            .api_socket
+            .as_deref()
+            .map(|path| ApiServer::bind(path, API_FIRST))
+            .transpose()?;
+        watch_signals()?;
+        let device_wake: Arc<dyn OwnerWake> = Arc::clone(&wake) as _;
+        let effect_done = Arc::new(event_fd()?);
+        let mut coordinator = Coordinator::new(&layout, process_start_ns, Arc::clone(&effect_done));
+        let mut machine = Machine::build(&kvm, &config, &layout, &device_wake)?;
+        attach(&mut coordinator, &mut machine)?;
+        let console = match config.serial {
+            SerialOption::Stdio => Some(host("take over standard input", ConsoleInput::new())?),
+            SerialOption::Off | SerialOption::File(_) => None,
+        };
+        let control = Control {
+            state: VmState::Starting,
+            cpus: config.cpus,
+            kernel: kernel_info(&config, &machine),
+            asked: None,
+        };
+        let mut vmm = Self {
+            api,
+            coordinator,
+            machine,
+            control,
+            console,
+            console_watched: false,
+            kvm,
+            config,
+            layout,
+            wake,
+            effect_done,
+            end: None,
+        };
+        vmm.start()?;
+        Ok(vmm)
+    }
+
+    fn start(&mut self) -> Result<(), VmmError> {
+        self.machine.start()?;
+        self.control.state = VmState::Running;
+        Ok(())
+    }
+
+    /// Milliseconds until something is due, rounded up; -1 for never.
+    fn timeout_ms(&self) -> i32 {
+        let api = self.api.as_ref().and_then(ApiServer::next_deadline_ns);
+        let due = [api, self.coordinator.next_deadline_ns()]
+            .into_iter()
+            .flatten()
+            .min();
+        due.map_or(-1, |due| {
+            let left_ms = due.saturating_sub(monotonic_ns()).div_ceil(1_000_000);
+            i32::try_from(left_ms).unwrap_or(i32::MAX)
+        })
+    }
+
+    /// What is due by time, and replies that became due by events.
+    fn on_time(&mut self) -> Vec<InterestChange> {
+        let now = monotonic_ns();
+        self.coordinator.on_deadline(now);
+        let Some(api) = self.api.as_mut() else {
+            return Vec::new();
+        };
+        let mut context = Context {
+            coordinator: &mut self.coordinator,
+            vm: &mut self.control,
+        };
+        api.on_deadline(now, &mut context)
+    }
+
+    /// What the guest's agent is to reach, as the boot-mark device tells it.
+    fn publish_target(&self) {
+        let target = self.coordinator.requested_bytes();
+        self.machine.marks.set_target(target);
+    }
+
+    fn on_wake(&mut self, ops: &mut EventOps<'_>) {
+        while let Some(mark) = self.machine.marks.take_mark() {
+            self.coordinator.on_mark(mark);
+        }
+        self.coordinator.on_device_wake();
+        self.deliver_input(ops);
+        if let Some(failure) = self.machine.shared().take_failure() {
+            self.end_with(Err(failure.into()));
+            return;
+        }
+        if let Some(request) = self.machine.power.take_request() {
+            self.on_power(request, ops);
+        }
+    }
+
+    fn on_power(&mut self, request: PowerRequest, ops: &mut EventOps<'_>) {
+        match request {
+            PowerRequest::Off => self.end_with(Ok(())),
+            PowerRequest::Reset => {
+                if let Err(error) = self.reset(ops) {
+                    self.end_with(Err(error));
+                }
+            }
+        }
+    }
+
+    fn end_with(&mut self, end: Result<(), VmmError>) {
+        self.control.state = VmState::Stopped;
+        self.end.get_or_insert(end);
+    }
+
+    /// Builds the machine anew. Sockets, requested size and the record of
+    /// operations stay; plugged memory starts at none.
+    fn reset(&mut self, ops: &mut EventOps<'_>) -> Result<(), VmmError> {
+        let asked_ns = monotonic_ns();
+        self.control.state = VmState::Resetting;
+        self.machine.stop();
+        unwatch(&self.machine.queue_notify, QUEUE_NOTIFY, ops);
+        self.coordinator.system_reset(asked_ns);
+        let device_wake: Arc<dyn OwnerWake> = Arc::clone(&self.wake) as _;
+        self.machine = Machine::build(&self.kvm, &self.config, &self.layout, &device_wake)?;
+        attach(&mut self.coordinator, &mut self.machine)?;
+        watch(&self.machine.queue_notify, QUEUE_NOTIFY, ops);
+        self.start()
+    }
+
+    fn on_console(&mut self, ops: &mut EventOps<'_>) {
+        let Some(console) = self.console.as_mut() else {
+            return;
+        };
+        match console.read() {
+            Ok(true) => {}
+            Ok(false) => self.close_console(ops),
+            Err(error) => {
+                tracing::warn!("console input ended: {error}");
+                self.close_console(ops);
+            }
+        }
+        self.deliver_input(ops);
+    }
+
+    fn close_console(&mut self, ops: &mut EventOps<'_>) {
+        self.watch_console(false, ops);
+        self.console = None;
+    }
+
+    fn deliver_input(&mut self, ops: &mut EventOps<'_>) {
+        let Some(console) = self.console.as_mut() else {
+            return;
+        };
+        console.deliver(&self.machine.serial);
+        let wanted = console.wants_input();
+        self.watch_console(wanted, ops);
+    }
+
+    fn watch_console(&mut self, wanted: bool, ops: &mut EventOps<'_>) {
+        let Some(console) = &mut self.console else {
+            return;
+        };
+        if wanted == self.console_watched || console.is_at_end() {
+            return;
+        }
+        let events = Events::with_data_raw(console.fd(), CONSOLE, EventSet::IN);
+        let done = if wanted {
+            ops.add(events)
+        } else {
+            ops.remove(events)
+        };
+        match done {
+            Ok(()) => self.console_watched = wanted,
+            // epoll takes no regular files, which are always readable.
+            Err(error) => {
+                tracing::debug!("standard input is read at once: {error:?}");
+                console.read_whole();
+            }
+        }
+    }
+
+    /// The boot vCPU stamps its first entry without a wake-up.
+    fn take_first_entry(&mut self) {
+        if let Some(stamp) = self.machine.shared().first_entry_ns() {
+            let boot = self.coordinator.boot_mut();
+            boot.stamp(BootEvent::FirstEntry, stamp);
+        }
+    }
+
+    fn on_api(&mut self, token: u32, set: EventSet, ops: &mut EventOps<'_>) {
+        self.take_first_entry();
+        let Some(api) = self.api.as_mut() else { return };
+        let mut context = Context {
+            coordinator: &mut self.coordinator,
+            vm: &mut self.control,
+        };
+        let changes = api.handle(token, set, &mut context);
+        apply(&changes, ops);
+        self.publish_target();
+        if let Some(request) = self.control.asked.take() {
+            self.on_power(request, ops);
+        }
+    }
+}
+
+impl MutEventSubscriber for Vmm {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        watch(&self.wake.0, WAKE, ops);
+        watch(&self.machine.queue_notify, QUEUE_NOTIFY, ops);
+        watch(&self.effect_done, EFFECT_DONE, ops);
+        if let Some(event) = SIGNALLED.get() {
+            watch(event, SIGNAL, ops);
+        }
+        if self.console.is_some() {
+            self.watch_console(true, ops);
+            self.deliver_input(ops);
+        }
+        if let Some(api) = &mut self.api {
+            let changes = api.interests();
+            apply(&changes, ops);
+        }
+    }
+
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        if self.end.is_some() {
+            return;
+        }
+        match events.data() {
+            WAKE => {
+                drain(&self.wake.0);
+                self.on_wake(ops);
+            }
+            QUEUE_NOTIFY => {
+                drain(&self.machine.queue_notify);
+                self.coordinator.on_device_wake();
+            }
+            EFFECT_DONE => self.coordinator.on_effect_done(),
+            CONSOLE => self.on_console(ops),
+            SIGNAL => self.end_with(Ok(())),
+            token => self.on_api(token, events.event_set(), ops),
+        }
+    }
+}
+
+/// Hands the coordinator its part of a new machine.
+fn attach(coordinator: &mut Coordinator, machine: &mut Machine) -> Result<(), VmmError> {
+    let stamps = machine.stamps;
+    let boot = coordinator.boot_mut();
+    boot.stamp(BootEvent::MemoryCreated, stamps.memory_created_ns);
+    boot.stamp(BootEvent::KernelLoaded, stamps.kernel_loaded_ns);
+    if let Some(window) = machine.window.take() {
+        coordinator.attach(window)?;
+    }
+    // What the guest's agent is to reach, from its first look on.
+    machine.marks.set_target(coordinator.requested_bytes());
+    Ok(())
+}
+
+fn kernel_info(config: &VmConfig, machine: &Machine) -> KernelInfo {
+    KernelInfo {
+        path: config
+            .kernel
+            .as_deref()
+            .map(|path| path.display().to_string())
+            .unwrap_or_default(),
+        version: machine.kernel_version.clone(),
+        entry: machine.entry.kind,
+        kaslr: machine.entry.kind == EntryKind::Bzimage && config.kaslr(),
+        cmdline: config.cmdline.clone(),
+    }
+}
+
+fn event_fd() -> Result<EventFd, VmmError> {
+    host("make an event descriptor", EventFd::new(EFD_NONBLOCK))
+}
+
+fn watch_signals() -> Result<(), VmmError> {
+    if SIGNALLED.get().is_none() {
+        let _ = SIGNALLED.set(event_fd()?);
+    }
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let set = register_signal_handler(signal, on_signal)
+            .map_err(|errno| io::Error::from_raw_os_error(errno.errno()));
+        host("handle signals", set)?;
+    }
+    Ok(())
+}
+
+fn drain(event: &EventFd) {
+    // Nothing to read is a wake-up that was taken already.
+    let _ = event.read();
+}
+
+fn watch(event: &EventFd, data: u32, ops: &mut EventOps<'_>) {
+    if let Err(error) = ops.add(Events::with_data(event, data, EventSet::IN)) {
+        tracing::error!("an event source is not watched: {error:?}");
+    }
+}
+
+fn unwatch(event: &EventFd, data: u32, ops: &mut EventOps<'_>) {
+    let events = Events::with_data_raw(event.as_raw_fd(), data, EventSet::IN);
+    if let Err(error) = ops.remove(events) {
+        tracing::debug!("an event source was not watched: {error:?}");
+    }
+}
+
+fn apply(changes: &[InterestChange], ops: &mut EventOps<'_>) {
+    for change in changes {
+        if let Err(error) = change.apply(ops) {
+            tracing::warn!("a connection is not watched: {error:?}");
+        }
+    }
+}
