@@ -237,3 +237,7 @@ impl FileArgument {
         archive.copy(&dest, &self.source)
     }
 }
+
+#[cfg(test)]
+#[path = "initramfs_tests.rs"]
+mod tests;

@@ -193,3 +193,6 @@ fn forget_old(directory: &Path, newest: &Path) {
         let _ = fs::remove_file(path);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -221,3 +221,90 @@ fn variable(text: &str) -> Result<(String, OsString), String> {
         _ => Err(format!("`{text}` is no variable; write it like NAME=VALUE")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        host: HostArgs,
+    }
+
+    fn parse(words: &[&str]) -> Result<RunArgs, clap::Error> {
+        let line = Line::try_parse_from(["host", "run"].iter().chain(words))?;
+        match line.host.command {
+            HostCommand::Run(args) => Ok(*args),
+            HostCommand::Check => panic!("not what was asked for"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Line::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_dashes_is_the_command() {
+        let args = parse(&["--cpus", "2", "--", "lmb-vmm", "--memory", "1G"]).unwrap();
+        assert_eq!(args.cpus, 2);
+        assert_eq!(args.memory, 3072);
+        assert_eq!(args.command, ["lmb-vmm", "--memory", "1G"]);
+        assert!(parse(&["--cpus", "2"]).is_err());
+        assert!(parse(&["stray", "--", "true"]).is_err());
+    }
+
+    #[test]
+    fn lists_are_taken_apart() {
+        let args = parse(&[
+            "--node-memory",
+            "1G,512M",
+            "--distances",
+            "0-1=30",
+            "--env",
+            "A=b=c",
+            "--",
+            "true",
+        ])
+        .unwrap();
+        assert_eq!(args.node_memory, [1024, 512]);
+        assert_eq!(
+            args.distances,
+            [Distance {
+                a: 0,
+                b: 1,
+                value: 30
+            }]
+        );
+        assert_eq!(args.environment, [("A".to_owned(), "b=c".into())]);
+    }
+
+    #[test]
+    fn wrong_values_are_refused() {
+        for words in [
+            ["--memory", "1023K"],
+            ["--memory", "big"],
+            ["--env", "1A=x"],
+            ["--env", "A"],
+            ["--limit-s", "0"],
+            ["--file", ":/x"],
+            ["--clock", "sand"],
+        ] {
+            let mut line = words.to_vec();
+            line.extend(["--", "true"]);
+            assert!(parse(&line).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn nodes_share_all_of_the_memory() {
+        assert_eq!(share(3072, 2).unwrap(), [1536, 1536]);
+        assert_eq!(share(1000, 3).unwrap(), [334, 333, 333]);
+        for (memory, nodes) in [(3072, 0), (3072, 129), (2, 3)] {
+            assert!(share(memory, nodes).is_err(), "{memory} MiB in {nodes}");
+        }
+    }
+}

@@ -98,3 +98,58 @@ fn has_virtualization_flag(cpuinfo: &str) -> bool {
                 .any(|flag| flag == "vmx" || flag == "svm")
         })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SVM: &str = "processor\t: 0\nflags\t\t: fpu sse svm lm\n";
+    const NONE: &str = "model name\t: vmx svm\nflags\t\t: fpu sse hypervisor svm_lock\n";
+
+    fn fails(kind: ErrorKind) -> io::Result<()> {
+        Err(kind.into())
+    }
+
+    #[test]
+    fn each_cause_is_told_from_the_others() {
+        assert_eq!(
+            judge(fails(ErrorKind::NotFound), true, SVM),
+            Err(Reason::Missing)
+        );
+        assert_eq!(
+            judge(fails(ErrorKind::PermissionDenied), true, SVM),
+            Err(Reason::NotPermitted)
+        );
+        assert!(matches!(
+            judge(fails(ErrorKind::ResourceBusy), true, SVM),
+            Err(Reason::Unusable(_))
+        ));
+        assert_eq!(
+            judge(Ok(()), false, NONE),
+            Err(Reason::NoHardwareVirtualization)
+        );
+        assert_eq!(
+            judge(Ok(()), false, ""),
+            Err(Reason::NoHardwareVirtualization)
+        );
+    }
+
+    #[test]
+    fn a_module_or_the_processors_flag_suffices() {
+        assert_eq!(judge(Ok(()), true, NONE), Ok(()));
+        assert_eq!(judge(Ok(()), false, SVM), Ok(()));
+        assert_eq!(judge(Ok(()), false, "flags : fpu vmx\n"), Ok(()));
+    }
+
+    #[test]
+    fn each_reason_says_what_to_do() {
+        for reason in [
+            Reason::Missing,
+            Reason::NotPermitted,
+            Reason::NoHardwareVirtualization,
+            Reason::Unusable("busy".into()),
+        ] {
+            assert!(reason.to_string().contains("lmb host run"), "{reason}");
+        }
+    }
+}

@@ -137,3 +137,88 @@ fn quote(text: &mut Vec<u8>, word: &OsStr) {
     }
     text.push(b'\'');
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt;
+    use std::process::Command;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::packages::KernelPackage;
+
+    fn host(command: Vec<OsString>) -> HostRun {
+        let kernel = KernelPackage {
+            package: None,
+            package_version: None,
+            version: "6.1.0-test".into(),
+            vmlinuz: "/k".into(),
+            modules_dir: None,
+        };
+        HostRun::new(kernel, "qemu".into(), command)
+    }
+
+    /// What this machine's shell makes of the script.
+    fn shell(script: &[u8]) -> Vec<u8> {
+        let output = Command::new("sh")
+            .arg("-c")
+            .arg(OsStr::from_bytes(script))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        output.stdout
+    }
+
+    #[test]
+    fn the_command_sees_its_environment() {
+        let mut run = host(vec![
+            "sh".into(),
+            "-c".into(),
+            "echo \"$LMB_HOST_KIND|$EXTRA|$PWD\"".into(),
+        ]);
+        run.environment = vec![("EXTRA".into(), "a 'b' $c".into())];
+        let text = String::from_utf8(shell(&script(&run, "7.2.22"))).unwrap();
+        assert_eq!(
+            text,
+            "virtual KVM host (QEMU 7.2.22 TCG thread=single, clock=wall, cpus=1, kernel \
+             6.1.0-test)|a 'b' $c|/\n"
+        );
+    }
+
+    #[test]
+    fn huge_pages_are_listed_when_asked_for() {
+        let mut run = host(vec!["true".into()]);
+        assert_eq!(huge_pages(&run), "");
+        run.hugepages_2m = 3;
+        run.hugepages_1g = 2;
+        assert_eq!(huge_pages(&run), "2048 3\n1048576 2\n");
+    }
+
+    #[test]
+    fn init_is_a_script_the_shell_can_parse() {
+        let output = Command::new("sh")
+            .args(["-n", "-c", INIT])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn words_reach_the_command_unchanged(
+            words in prop::collection::vec(prop::collection::vec(1u8.., 0..12), 1..4),
+        ) {
+            let mut command: Vec<OsString> = vec!["printf".into(), "%s\\0".into()];
+            command.extend(words.iter().cloned().map(OsString::from_vec));
+            let mut wanted = Vec::new();
+            for word in &words {
+                wanted.extend_from_slice(word);
+                wanted.push(0);
+            }
+            prop_assert_eq!(shell(&script(&host(command), "7.2")), wanted);
+        }
+    }
+}

@@ -243,3 +243,7 @@ fn parse_version(text: &str) -> Option<String> {
     let rest = text.strip_prefix("QEMU emulator version ")?;
     rest.split_whitespace().next().map(str::to_owned)
 }
+
+#[cfg(test)]
+#[path = "qemu_tests.rs"]
+mod tests;

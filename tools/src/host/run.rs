@@ -324,3 +324,59 @@ fn keep(cache: &Cache, workplace: &Workplace, state: Option<&str>) -> FailureLog
         tail: tail.trim_end().to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(ready: bool, failed: Option<&str>, exit: Option<u8>) -> Report {
+        Report {
+            ready,
+            failed: failed.map(str::to_owned),
+            exit,
+        }
+    }
+
+    #[test]
+    fn reports_are_read_as_far_as_they_are_complete() {
+        for (text, wanted) in [
+            ("", report(false, None, None)),
+            ("read", report(false, None, None)),
+            ("ready\n", report(true, None, None)),
+            ("ready\nexit 1", report(true, None, None)),
+            ("ready\nexit 17\n", report(true, None, Some(17))),
+            ("ready\r\nexit 7\r\n", report(true, None, Some(7))),
+            ("ready\nexit 256\n", report(true, None, None)),
+            ("failed no kvm\n", report(false, Some("no kvm"), None)),
+            ("\0\u{fffd}\nnoise\n", report(false, None, None)),
+        ] {
+            assert_eq!(Report::parse(text), wanted, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn only_workplaces_that_nobody_holds_are_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        let place = |name: &str, locked: bool| {
+            let path = parent.path().join(name);
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("initramfs"), "x").unwrap();
+            let lock = File::create(path.join(LOCK)).unwrap();
+            if locked {
+                lock.lock().unwrap();
+            }
+            (path, lock)
+        };
+        let (held, _lock) = place("lmb-host-held", true);
+        let (left, lock) = place("lmb-host-left", true);
+        let (other, _) = place("another", false);
+        let young = parent.path().join("lmb-host-young");
+        fs::create_dir(&young).unwrap();
+        drop(lock);
+        remove_abandoned(parent.path());
+        assert!(held.join("initramfs").exists());
+        assert!(!left.exists());
+        assert!(other.exists(), "it is not ours");
+        assert!(young.exists(), "it has no lock yet");
+    }
+}

@@ -208,3 +208,7 @@ fn parse_show(text: &str) -> Option<Candidate> {
         depends,
     })
 }
+
+#[cfg(test)]
+#[path = "apt_tests.rs"]
+mod tests;

@@ -2,7 +2,7 @@
 //! holds the files (deb(5)).
 
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{self, BufReader, Read};
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -33,6 +33,10 @@ pub fn unpack(deb: impl Read, dest: &Path, keep: &dyn Fn(&Path) -> bool) -> Resu
             .trim_end_matches('/')
             .to_owned();
         if name.starts_with("data.tar") {
+            let member = Whole {
+                left: member.header().size(),
+                inner: member,
+            };
             let data = compression::decoder(&name, member)
                 .with_context(|| format!("the member {name} is damaged"))?;
             return unpack_tar(data, dest, keep)
@@ -42,8 +46,26 @@ pub fn unpack(deb: impl Read, dest: &Path, keep: &dyn Fn(&Path) -> bool) -> Resu
     bail!("it has no member data.tar, so it is no Debian package or it is cut short");
 }
 
-fn unpack_tar(data: impl Read, dest: &Path, keep: &dyn Fn(&Path) -> bool) -> Result<usize> {
-    let mut archive = tar::Archive::new(data);
+/// A reader that fails where its input ends early. Without it a package that
+/// was cut between two files would pass for a whole one.
+struct Whole<R> {
+    inner: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Whole<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.left = self.left.saturating_sub(count as u64);
+        if count == 0 && self.left > 0 && !buffer.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(count)
+    }
+}
+
+fn unpack_tar(mut data: impl Read, dest: &Path, keep: &dyn Fn(&Path) -> bool) -> Result<usize> {
+    let mut archive = tar::Archive::new(&mut data);
     archive.set_preserve_mtime(false);
     let mut count = 0;
     for entry in archive.entries()? {
@@ -58,6 +80,8 @@ fn unpack_tar(data: impl Read, dest: &Path, keep: &dyn Fn(&Path) -> bool) -> Res
         }
         count += 1;
     }
+    // The checksums of compressed data come last.
+    io::copy(&mut data, &mut io::sink())?;
     Ok(count)
 }
 
@@ -66,3 +90,7 @@ fn relative(path: &Path) -> PathBuf {
         .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir))
         .collect()
 }
+
+#[cfg(test)]
+#[path = "deb_tests.rs"]
+mod tests;

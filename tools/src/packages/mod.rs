@@ -380,3 +380,8 @@ fn kernel_release(image: &[u8]) -> Option<String> {
     (!release.is_empty() && !release.contains('/') && !release.starts_with('.'))
         .then(|| release.to_owned())
 }
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

@@ -72,6 +72,8 @@ fn modinfo_section(file: &[u8]) -> Result<&[u8], ModinfoError> {
                 what: "section table",
             })
     };
+    let table_end = section(count)?;
+    slice(file, 0, table_end, "section table")?;
     let names = contents(file, section(names_index)?)?;
     for index in 0..count {
         let at = section(index)?;
@@ -114,3 +116,7 @@ fn integer<const N: usize>(
     }
     usize::try_from(u64::from_le_bytes(bytes)).map_err(|_| ModinfoError::Truncated { what })
 }
+
+#[cfg(test)]
+#[path = "modinfo_tests.rs"]
+mod tests;

@@ -149,3 +149,7 @@ fn module_name(path: &str) -> Option<String> {
     let (stem, rest) = file.split_once(".ko")?;
     matches!(rest, "" | ".xz" | ".zst" | ".gz").then(|| modinfo::normalize(stem))
 }
+
+#[cfg(test)]
+#[path = "modules_tests.rs"]
+mod tests;
