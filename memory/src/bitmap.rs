@@ -53,7 +53,20 @@ impl Bitmap {
 
     /// Runs of set bits, ascending, as long as they are.
     pub(crate) fn runs(&self) -> Runs<'_> {
-        Runs { map: self, next: 0 }
+        self.runs_of(true)
+    }
+
+    /// Runs of clear bits, ascending, as long as they are.
+    pub(crate) fn gaps(&self) -> Runs<'_> {
+        self.runs_of(false)
+    }
+
+    fn runs_of(&self, value: bool) -> Runs<'_> {
+        Runs {
+            map: self,
+            value,
+            next: 0,
+        }
     }
 
     /// First bit at or after `from` that is `value`, or the length.
@@ -73,10 +86,11 @@ impl Bitmap {
     }
 }
 
-/// Iterator of [`Bitmap::runs`].
+/// Iterator of [`Bitmap::runs`] and [`Bitmap::gaps`].
 #[derive(Clone, Debug)]
 pub(crate) struct Runs<'a> {
     map: &'a Bitmap,
+    value: bool,
     next: u64,
 }
 
@@ -84,11 +98,11 @@ impl Iterator for Runs<'_> {
     type Item = Range<u64>;
 
     fn next(&mut self) -> Option<Range<u64>> {
-        let start = self.map.find(self.next, true);
+        let start = self.map.find(self.next, self.value);
         if start >= self.map.len {
             return None;
         }
-        self.next = self.map.find(start, false);
+        self.next = self.map.find(start, !self.value);
         Some(start..self.next)
     }
 }
@@ -148,6 +162,10 @@ mod tests {
                 }
             }
             prop_assert_eq!(rebuilt, model);
+            let mut both: Vec<_> = map.runs().chain(map.gaps()).collect();
+            both.sort_by_key(|run| run.start);
+            prop_assert!(both.windows(2).all(|pair| pair[0].end == pair[1].start));
+            prop_assert_eq!((both[0].start, both[both.len() - 1].end), (0, len));
         }
     }
 }

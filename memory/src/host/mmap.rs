@@ -104,7 +104,7 @@ impl Mapping {
             let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
             map(address, bytes, libc::PROT_NONE, flags, Some(file)).map_err(failed("mmap"))?;
         }
-        mapping.advise_pages(page)?;
+        mapping.advise_pages(mapping.all(), page)?;
         Ok(mapping)
     }
 
@@ -194,6 +194,16 @@ impl Mapping {
         map(address, len, libc::PROT_NONE, flags | libc::MAP_FIXED, None).map(drop)
     }
 
+    /// Maps an empty span of private memory anew, as it was at first. Linux
+    /// keeps neighbours apart for good once each had pages of its own (their
+    /// anon_vma differs, mm/vma.c), though they are empty again; this lets it
+    /// merge them.
+    pub(super) fn renew(&self, span: Span, page: PageSize) -> Result<(), HostMemoryError> {
+        self.map_reserved(span)
+            .map_err(|source| HostMemoryError::system("mmap", "guest memory", source))?;
+        self.advise_pages(span, page)
+    }
+
     /// Populates an accessible span by `threads` threads, each its share in
     /// whole pages (`MADV_POPULATE_WRITE`, Linux 5.14).
     pub(super) fn populate(
@@ -248,13 +258,13 @@ impl Mapping {
         GuestRegionMmap::new(region, GuestAddress(start.get())).ok_or_else(invalid)
     }
 
-    fn advise_pages(&self, page: PageSize) -> Result<(), HostMemoryError> {
+    fn advise_pages(&self, span: Span, page: PageSize) -> Result<(), HostMemoryError> {
         let (advice, call) = match page {
             PageSize::Small => (libc::MADV_NOHUGEPAGE, "MADV_NOHUGEPAGE"),
             PageSize::Thp => (libc::MADV_HUGEPAGE, "MADV_HUGEPAGE"),
             PageSize::Huge2M | PageSize::Huge1G => return Ok(()),
         };
-        match self.advise(self.all(), advice) {
+        match self.advise(span, advice) {
             // A kernel without transparent huge pages does not know the advice.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => match page {
                 PageSize::Thp => Err(HostMemoryError::NoTransparentHugePages),

@@ -105,7 +105,32 @@ impl MmapWindow {
         };
         let growth = u64::from(splits(left, range.start))
             + u64::from(splits(right, range.end.saturating_sub(1)));
-        self.budget.grant(growth)
+        match self.budget.grant(growth) {
+            Err(HostMemoryError::MappingLimit { .. }) if self.merge_empty() => {
+                self.budget.grant(growth)
+            }
+            result => result,
+        }
+    }
+
+    /// Lets the kernel merge empty neighbours that it keeps apart because each
+    /// had pages once; only private small pages can be so. Returns whether
+    /// there was anything to merge.
+    fn merge_empty(&mut self) -> bool {
+        if self.shared || self.page.is_pool() {
+            return false;
+        }
+        let mut used = self.open.clone();
+        for held in self.held.runs() {
+            used.fill(held, true);
+        }
+        let mut merged = false;
+        for run in used.gaps().filter(|run| run.end - run.start > 1) {
+            merged = true;
+            // What stays apart is only counted as such.
+            let _ = self.mapping.renew(self.span(&run), self.page);
+        }
+        merged
     }
 
     /// LMBs of the same kind can share a mapping.
