@@ -6,8 +6,8 @@
 //!
 //! The order at the start matters: the init mark comes before everything else,
 //! and the uevent socket is open before the driver can
-//! make the first block. `lmb.modules=off` on the kernel command line leaves
-//! the driver out.
+//! make the first block. On the kernel command line `lmb.modules=off`
+//! leaves the driver out, and `lmb.uevent_bytes=N` gives events another room.
 
 use std::fs::{self, File};
 use std::io;
@@ -77,13 +77,24 @@ fn attempt<T>(what: &str, result: io::Result<T>) -> Option<T> {
 /// Loads the driver and watches memory; returns only with an error, or where
 /// there is nobody to tell.
 fn run(marks: Option<&Marks>) -> io::Result<()> {
-    let socket = UeventSocket::open(UEVENT_BUFFER_BYTES)?;
+    let command_line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let option = |name: &str| {
+        command_line
+            .split_whitespace()
+            .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+    };
+    let buffer_bytes = option("lmb.uevent_bytes").and_then(|text| text.parse().ok());
+    let socket = UeventSocket::open(buffer_bytes.unwrap_or(UEVENT_BUFFER_BYTES))?;
     let mut watch = Watch::new(
         block_size_bytes()?,
         sys::total_memory_bytes()?,
         list_blocks()?,
     );
-    load_modules();
+    if option("lmb.modules") == Some("off") {
+        log::info("lmb.modules=off: no modules are loaded");
+    } else {
+        load_modules();
+    }
     let Some(marks) = marks else {
         log::info("no boot-mark device: nothing is reported");
         return Ok(());
@@ -180,14 +191,6 @@ fn list_blocks() -> io::Result<Blocks> {
 /// Loads the hotplug driver's modules, in the order given. A missing list
 /// means that there are none.
 fn load_modules() {
-    let command_line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
-    if command_line
-        .split_whitespace()
-        .any(|word| word == "lmb.modules=off")
-    {
-        log::info("lmb.modules=off: no modules are loaded");
-        return;
-    }
     let order = fs::read_to_string(MODULE_ORDER).unwrap_or_default();
     for name in order.split_whitespace() {
         let loaded = File::open(Path::new(MODULES).join(name)).and_then(|f| sys::load_module(&f));
