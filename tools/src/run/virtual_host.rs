@@ -43,7 +43,7 @@ pub(super) fn run(args: &RunArgs, program: &Path, boot: super::Boot) -> anyhow::
             command.extend([OsString::from(flag), format!("/{inside}").into()]);
         }
     }
-    command.extend(["--api-socket".into(), "/run/lmb.sock".into()]);
+    command.extend(["--api-socket".into(), "/vm.sock".into()]);
     command.extend(args.vmm.arguments());
     let mut host = HostRun::new(kernel, qemu, command);
     host.limit = args.host_limit;
