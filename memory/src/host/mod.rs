@@ -52,7 +52,7 @@ pub enum WindowOp {
 pub enum HostMemoryError {
     /// The host's pool of huge pages has too few free ones.
     #[error(
-        "{what} needs {needed} huge pages of {size} and the host's pool has {free} to give; \
+        "{what}: {needed} huge pages of {size} are needed and the host's pool has {free} to give; \
          raise it: echo N > /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages, N at least {} \
          (as root; for 1 GiB pages best at the host's boot)",
         .size.get() >> 10,
