@@ -389,7 +389,7 @@ mod tests {
             ),
         ];
         for (text, status, code) in cases {
-            assert_eq!(refused(&text), (status, code.to_owned()), "{:.60}", text);
+            assert_eq!(refused(&text), (status, code.to_owned()), "{text:.60}");
         }
         assert_eq!(
             head(&with("Content-Length: 65536")).body_bytes,

@@ -20,6 +20,8 @@ mod metrics;
 mod routes;
 mod server;
 mod socket;
+#[cfg(test)]
+mod tests;
 
 pub use dispatch::{Context, VmControl};
 pub use server::{ApiServer, InterestChange, MAX_CONNECTIONS};

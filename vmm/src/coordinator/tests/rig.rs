@@ -2,10 +2,9 @@
 //! KVM, and a driver that does what Linux's does, as plainly as it can be put.
 
 use std::collections::BTreeSet;
-use std::os::fd::BorrowedFd;
-use std::os::unix::io::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use lmb_devices::testing::{Counter, MemDriver};
 use lmb_devices::{
@@ -16,8 +15,8 @@ use lmb_memory::{
     AccessMap, BackingOptions, Bytes, FaultyWindow, GuestBlock, GuestRam, Layout, LmbIndex,
     LmbRange, LmbSize, MemoryRequest as Definition, MmapWindow, PageSize, WindowMemory,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::poll::PollContext;
 
 use crate::coordinator::{
     Coordinator, EffectError, OperationId, RequestError, WindowEffects, WindowParts,
@@ -350,8 +349,7 @@ impl Rig {
     /// Waits until the worker has something to say, and takes it.
     pub(crate) fn await_effect(&mut self) {
         while self.busy() {
-            let fd = self.effect_done.as_raw_fd();
-            wait_readable(fd);
+            wait_readable(&self.effect_done);
             self.coordinator.on_effect_done();
         }
     }
@@ -474,16 +472,11 @@ fn build(
     (machine, host, faults)
 }
 
-/// Blocks until `fd` is readable; a test that waits longer than any effect
+/// Blocks until `event` is readable; a test that waits longer than any effect
 /// takes has found a lost wake-up.
-#[allow(unsafe_code)]
-fn wait_readable(fd: i32) {
-    // SAFETY: the descriptor belongs to the rig, which outlives this call.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    let limit = Timespec {
-        tv_sec: 20,
-        tv_nsec: 0,
-    };
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "no wake-up came");
+fn wait_readable(event: &EventFd) {
+    let context = PollContext::<u32>::new().unwrap();
+    context.add(event, 0).unwrap();
+    let ready = context.wait_timeout(Duration::from_secs(20)).unwrap();
+    assert_eq!(ready.iter_readable().count(), 1, "no wake-up came");
 }

@@ -1,0 +1,5 @@
+//! The server over a real socket.
+
+mod connections;
+mod harness;
+mod operations;
