@@ -133,7 +133,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
             format!(", since {}", brief(&reason))
         });
         eprintln!(
-            "lmb: host: virtual KVM host{why}; the console is output only, the control socket is \
+            "lmb: host: virtual KVM host{why}; the console takes no input (Ctrl-C ends the VM), the control socket is \
              inside (`lmb host check` says what native KVM needs)"
         );
         return virtual_host::run(args, &program, boot);
