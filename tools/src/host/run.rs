@@ -19,7 +19,7 @@ use super::qemu::{self, RunFiles};
 use super::{FailureLog, HostError, HostRun, image, monitor};
 use crate::packages::{self, Cache};
 
-/// Lines of each log that an error shows.
+/// How many lines of each log an error shows.
 const TAIL_LINES: usize = 20;
 
 /// How a workplace's directory begins.
@@ -131,9 +131,7 @@ pub(super) fn run(run: &HostRun, cache: &Cache, output: Output<'_>) -> Result<u8
     prepare(run, cache, &workplace).map_err(HostError::Start)?;
     let mut machine = Machine::start(run, &workplace).map_err(HostError::Start)?;
     let deadline = Instant::now().checked_add(run.limit);
-    let in_time = machine
-        .stream(deadline, output)
-        .map_err(HostError::Output)?;
+    let in_time = pass_on(&machine.chunks, deadline, output).map_err(HostError::Output)?;
     if !in_time {
         let log = keep(cache, &workplace, Some(&machine.state(&workplace)));
         machine.stop();
@@ -212,32 +210,6 @@ impl Machine {
         Ok(Machine { child, chunks })
     }
 
-    /// Passes output on until QEMU closes it, which it does by ending.
-    /// `false` when the deadline came first.
-    fn stream(&mut self, deadline: Option<Instant>, output: Output<'_>) -> std::io::Result<bool> {
-        loop {
-            let chunk = match deadline {
-                Some(deadline) => {
-                    // Looked at each time: a command that writes without end
-                    // leaves no time in which nothing comes.
-                    let Some(left) = deadline.checked_duration_since(Instant::now()) else {
-                        return Ok(false);
-                    };
-                    self.chunks.recv_timeout(left)
-                }
-                None => self
-                    .chunks
-                    .recv()
-                    .map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            match chunk {
-                Ok(bytes) => output(&bytes)?,
-                Err(RecvTimeoutError::Disconnected) => return Ok(true),
-                Err(RecvTimeoutError::Timeout) => return Ok(false),
-            }
-        }
-    }
-
     fn state(&self, workplace: &Workplace) -> String {
         monitor::state(&workplace.path("monitor"))
     }
@@ -256,6 +228,33 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// Passes output on until QEMU closes it, which it does by ending. `false` when
+/// the deadline came first.
+fn pass_on(
+    chunks: &Receiver<Vec<u8>>,
+    deadline: Option<Instant>,
+    output: Output<'_>,
+) -> std::io::Result<bool> {
+    loop {
+        let chunk = match deadline {
+            Some(deadline) => {
+                // Looked at each time: a command that writes without end
+                // leaves no time in which nothing comes.
+                let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+                    return Ok(false);
+                };
+                chunks.recv_timeout(left)
+            }
+            None => chunks.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match chunk {
+            Ok(bytes) => output(&bytes)?,
+            Err(RecvTimeoutError::Disconnected) => return Ok(true),
+            Err(RecvTimeoutError::Timeout) => return Ok(false),
+        }
     }
 }
 
@@ -290,16 +289,26 @@ fn tied_to_this_process(qemu: &Path) -> Command {
     }
 }
 
+/// The lines of a log that an error shows: from the first that names a crash
+/// of the kernel, else the last.
+fn telling_lines(text: &str) -> Vec<&str> {
+    const CRASHES: [&str; 4] = ["BUG: ", "Oops: ", "Kernel panic", "triggered crash"];
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    let start = lines
+        .iter()
+        .position(|line| CRASHES.iter().any(|crash| line.contains(crash)))
+        .unwrap_or_else(|| lines.len().saturating_sub(TAIL_LINES));
+    lines.into_iter().skip(start).take(TAIL_LINES).collect()
+}
+
 /// Saves what a failed host left into the cache.
 fn keep(cache: &Cache, workplace: &Workplace, state: Option<&str>) -> FailureLog {
     let mut tail = String::new();
     for name in ["console.log", "qemu.log"] {
-        let text = workplace.text(name);
-        let lines: Vec<&str> = text
-            .lines()
-            .filter(|line| !line.trim().is_empty())
-            .collect();
-        for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
+        for line in telling_lines(&workplace.text(name)) {
             tail.push_str("  ");
             tail.push_str(line);
             tail.push('\n');
@@ -352,6 +361,44 @@ mod tests {
         ] {
             assert_eq!(Report::parse(text), wanted, "{text:?}");
         }
+    }
+
+    #[test]
+    fn the_deadline_holds_while_output_never_rests() {
+        let (sender, chunks) = sync_channel(4);
+        let flood = thread::spawn(move || while sender.send(vec![b'y'; 16]).is_ok() {});
+        let deadline = Instant::now() + std::time::Duration::from_millis(50);
+        let mut count = 0;
+        let ended = pass_on(&chunks, Some(deadline), &mut |bytes| {
+            count += bytes.len();
+            Ok(())
+        });
+        drop(chunks);
+        flood.join().unwrap();
+        assert!(!ended.unwrap());
+        assert!(count > 0);
+    }
+
+    #[test]
+    fn output_that_cannot_be_passed_on_ends_the_run() {
+        let (sender, chunks) = sync_channel(4);
+        sender.send(vec![1]).unwrap();
+        let outcome = pass_on(&chunks, None, &mut |_| {
+            Err(std::io::ErrorKind::BrokenPipe.into())
+        });
+        assert_eq!(outcome.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn a_crash_is_shown_from_its_first_line_and_else_the_end() {
+        let crash = format!("one\n\nBUG: bad\n{}", "trace\n".repeat(50));
+        let lines = telling_lines(&crash);
+        assert_eq!(lines[0], "BUG: bad");
+        assert_eq!(lines.len(), TAIL_LINES);
+        let numbers: Vec<String> = (0..50).map(|number| number.to_string()).collect();
+        let text = numbers.join("\n");
+        assert_eq!(telling_lines(&text), numbers[50 - TAIL_LINES..]);
+        assert!(telling_lines("").is_empty());
     }
 
     #[test]

@@ -1,0 +1,124 @@
+//! The virtual KVM host, booted for real. It needs QEMU (which root installs)
+//! and Debian's kernel package (fetched once into the cache).
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use lmb_tools::host::{Clock, HostError, HostRun};
+use lmb_tools::packages::{Cache, DEFAULT_KERNEL_PACKAGE, KernelPackage, qemu};
+
+fn host(script: &str) -> HostRun {
+    let cache = Cache::open().unwrap();
+    let note = |text: &str| eprintln!("{text}");
+    let kernel = KernelPackage::fetch(&cache, DEFAULT_KERNEL_PACKAGE, false, &note).unwrap();
+    let command = ["sh", "-c", script].map(OsString::from).to_vec();
+    let mut host = HostRun::new(kernel, qemu(&note).unwrap(), command);
+    host.memory_mib = 1024;
+    host.limit = Duration::from_secs(120);
+    host
+}
+
+/// The exit code and the output's lines.
+fn run(host: &HostRun) -> (u8, Vec<String>) {
+    let state = tempfile::tempdir().unwrap();
+    let cache = Cache::at(state.path()).unwrap();
+    let mut lines = Vec::new();
+    let code = host
+        .run_lines(&cache, &mut |line| lines.push(line.to_owned()))
+        .unwrap();
+    (code, lines)
+}
+
+#[test]
+fn a_command_finds_kvm_its_files_and_returns_its_code() {
+    let mut host = host(
+        "[ -c /dev/kvm ] && grep -qw svm /proc/cpuinfo && echo kvm\n\
+         cat /etc/marker; echo 'to stderr' >&2; echo \"$LMB_HOST_KIND\"; printf 'no end'; exit 7",
+    );
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "marker\n").unwrap();
+    let argument = format!("{}:/etc/marker", file.path().display());
+    host.files = vec![argument.parse().unwrap()];
+    let (code, lines) = run(&host);
+    assert_eq!(code, 7, "{lines:?}");
+    assert_eq!(lines[..3], ["kvm", "marker", "to stderr"]);
+    assert!(lines[3].starts_with("virtual KVM host (QEMU "), "{lines:?}");
+    assert!(lines[3].contains(&host.kernel.version), "{lines:?}");
+    assert_eq!(lines[4..], ["no end"]);
+}
+
+#[test]
+fn output_arrives_whole_and_unchanged() {
+    // Longer than every buffer on its way, with what a terminal would change.
+    let host = host("seq 1 5000; printf 'a\\tb\\r\\nc\\004d\\n'");
+    let (code, lines) = run(&host);
+    assert_eq!(code, 0);
+    assert_eq!(lines.len(), 5002);
+    for (number, line) in (1..=5000).zip(&lines) {
+        assert_eq!(*line, number.to_string());
+    }
+    assert_eq!(lines[5000..], ["a\tb\r", "c\u{4}d"]);
+}
+
+#[test]
+fn numa_nodes_and_huge_pages_are_there() {
+    let mut host = host(
+        "cd /sys/devices/system/node; cat node*/distance node*/cpulist\n\
+         cat /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages; nproc",
+    );
+    host.cpus = 2;
+    host.nodes_mib = vec![512, 512];
+    host.distances = vec!["0-1=40".parse().unwrap()];
+    host.hugepages_2m = 16;
+    let (code, lines) = run(&host);
+    assert_eq!(code, 0, "{lines:?}");
+    assert_eq!(lines, ["10 40", "40 10", "0", "1", "16", "2"]);
+}
+
+#[test]
+fn the_instruction_clock_repeats_itself() {
+    let mut host = host(
+        "cat /sys/devices/system/clocksource/clocksource0/current_clocksource; cat /proc/uptime",
+    );
+    host.clock = Clock::Instructions;
+    let (first, second) = (run(&host), run(&host));
+    assert_eq!(first.0, 0, "{first:?}");
+    assert_eq!(first.1[0], "tsc");
+    let uptime_s = |lines: &[String]| -> f64 {
+        let first = lines[1].split(' ').next().unwrap();
+        first.parse().unwrap()
+    };
+    let (a, b) = (uptime_s(&first.1), uptime_s(&second.1));
+    assert!((a - b).abs() < 0.1, "{a} s and {b} s for the same work");
+}
+
+#[test]
+fn a_run_that_does_not_end_is_stopped_and_its_state_kept() {
+    let state = tempfile::tempdir().unwrap();
+    let cache = Cache::at(state.path()).unwrap();
+    let mut host = host("sleep 1000");
+    host.limit = Duration::from_secs(6);
+    let error = host.run_lines(&cache, &mut |_| {}).unwrap_err();
+    let HostError::TimedOut { log, .. } = &error else {
+        panic!("{error}");
+    };
+    let directory = log.directory.as_ref().unwrap();
+    assert!(error.to_string().contains(directory.to_str().unwrap()));
+    let registers = std::fs::read_to_string(directory.join("state.txt")).unwrap();
+    assert!(registers.contains("RIP="), "{registers}");
+}
+
+#[test]
+fn a_host_that_goes_down_says_why() {
+    let state = tempfile::tempdir().unwrap();
+    let cache = Cache::at(state.path()).unwrap();
+    let host = host("echo last words; echo c > /proc/sysrq-trigger");
+    let mut lines = Vec::new();
+    let error = host
+        .run_lines(&cache, &mut |line| lines.push(line.to_owned()))
+        .unwrap_err();
+    assert!(matches!(error, HostError::Failed { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("went down while the command ran"), "{text}");
+    assert!(text.contains("sysrq"), "the console's end is shown: {text}");
+}
