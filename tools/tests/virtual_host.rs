@@ -1,6 +1,8 @@
 //! The virtual KVM host, booted for real. It needs QEMU (which root installs)
 //! and Debian's kernel package (fetched once into the cache).
 
+#![allow(clippy::unwrap_used, reason = "a failing step fails the test")]
+
 use std::ffi::OsString;
 use std::time::Duration;
 
