@@ -259,6 +259,7 @@ fn boot_phases(boot: &BootTimeline) -> Table {
     phase_table(
         "since start [ms]",
         &[
+            ("kernel read", boot.kernel_read_ns),
             ("memory created", boot.memory_created_ns),
             ("kernel loaded", boot.kernel_loaded_ns),
             ("first vCPU entry", boot.first_entry_ns),

@@ -148,6 +148,7 @@ fn a_vm_with_its_boot() {
         },
         boot: BootTimeline {
             process_start_ns: 1,
+            kernel_read_ns: Some(1_000_000),
             memory_created_ns: Some(2_000_000),
             kernel_loaded_ns: Some(122_000_000),
             first_entry_ns: Some(125_500_000),
@@ -160,7 +161,8 @@ fn a_vm_with_its_boot() {
     for part in [
         "state         running\n",
         "entry         ELF (PVH), KASLR off\n",
-        "memory created                   2.000      2.000\n",
+        "kernel read                      1.000      1.000\n",
+        "memory created                   2.000      1.000\n",
         "guest's init                  1359.800   1234.300\n",
         "kernel entry mark                    -          -\n",
     ] {

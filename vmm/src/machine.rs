@@ -97,6 +97,8 @@ impl InterruptLine for IrqFd {
 /// Stamps of a build, monotonic nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BuildStamps {
+    /// Kernel file read and unpacked.
+    pub kernel_read_ns: u64,
     /// Guest memory mapped.
     pub memory_created_ns: u64,
     /// Kernel, initrd and tables placed.
@@ -141,6 +143,7 @@ impl Machine {
         wake: &Arc<dyn OwnerWake>,
     ) -> Result<Self, BuildError> {
         let kernel = KernelImage::open(config.kernel()?, config.entry)?;
+        let kernel_read_ns = monotonic_ns();
         let initrd = config.initrd.as_deref().map(InitrdFile::open).transpose()?;
         let output = host(
             "open the serial port's output",
@@ -211,6 +214,7 @@ impl Machine {
             kernel_version: kernel.version,
             entry,
             stamps: BuildStamps {
+                kernel_read_ns,
                 memory_created_ns,
                 kernel_loaded_ns,
             },

@@ -61,6 +61,9 @@ pub struct BootTimeline {
     /// When the process started (or, after a guest reset, when the reset was
     /// asked for), on CLOCK_MONOTONIC.
     pub process_start_ns: u64,
+    /// Kernel file read and, for the ELF entry of a bzImage, unpacked.
+    #[serde(default)]
+    pub kernel_read_ns: Option<u64>,
     /// Guest memory mapped.
     pub memory_created_ns: Option<u64>,
     /// Kernel, initrd and tables in guest memory.

@@ -39,6 +39,8 @@ impl Clock for MonotonicClock {
 /// An event of a boot that is stamped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BootEvent {
+    /// The kernel file is read and unpacked.
+    KernelRead,
     /// Guest memory is mapped.
     MemoryCreated,
     /// Kernel, initrd and tables are in guest memory.
@@ -86,6 +88,7 @@ impl BootStamps {
     pub fn stamp(&mut self, event: BootEvent, at_ns: u64) {
         let since = at_ns.saturating_sub(self.timeline.process_start_ns);
         let field = match event {
+            BootEvent::KernelRead => &mut self.timeline.kernel_read_ns,
             BootEvent::MemoryCreated => &mut self.timeline.memory_created_ns,
             BootEvent::KernelLoaded => &mut self.timeline.kernel_loaded_ns,
             BootEvent::FirstEntry => &mut self.timeline.first_entry_ns,

@@ -415,6 +415,7 @@ impl MutEventSubscriber for Vmm {
 fn attach(coordinator: &mut Coordinator, machine: &mut Machine) -> Result<(), VmmError> {
     let stamps = machine.stamps;
     let boot = coordinator.boot_mut();
+    boot.stamp(BootEvent::KernelRead, stamps.kernel_read_ns);
     boot.stamp(BootEvent::MemoryCreated, stamps.memory_created_ns);
     boot.stamp(BootEvent::KernelLoaded, stamps.kernel_loaded_ns);
     if let Some(window) = machine.window.take() {
