@@ -63,6 +63,18 @@ fn output_arrives_whole_and_unchanged() {
 }
 
 #[test]
+fn what_the_command_leaves_running_does_not_hold_the_host() {
+    let host = host(
+        "[ -t 1 ] || [ -t 2 ] || echo 'no terminal'\n\
+         sleep 1000 & (trap '' TERM HUP; while :; do sleep 1000; done) &\n\
+         echo left; exit 3",
+    );
+    let (code, lines) = run(&host);
+    assert_eq!(code, 3, "{lines:?}");
+    assert_eq!(lines, ["no terminal", "left"]);
+}
+
+#[test]
 fn numa_nodes_and_huge_pages_are_there() {
     let mut host = host(
         "cd /sys/devices/system/node; cat node*/distance node*/cpulist\n\

@@ -16,9 +16,10 @@ use crate::packages::{self, Cache};
 const MODULES: [&str; 1] = ["kvm_amd"];
 
 /// `/init` of the host. Its own standard output is the console; file
-/// descriptor 3 is the status port. The command's port is kept open
-/// throughout, so that its settings stay, and is drained by `stty` (which
-/// waits for that) after everything that may still write to it was killed.
+/// descriptor 3 is the status port, 4 the command's. The command writes to a
+/// pipe, since programs draw for people where they see a terminal. When it has
+/// ended, whatever it left running is killed, so that the pipe ends and all
+/// that was in it goes out; `stty` waits until the port has sent it.
 const INIT: &str = r#"#!/bin/sh
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
@@ -43,9 +44,18 @@ done < /lmb/hugepages
 hostname lmb-host
 ip link set lo up
 echo ready >&3
-sh /lmb/command </dev/null >&4 2>&1 3>&- 4>&-
+mkfifo /lmb/output
+cat </lmb/output >&4 3>&- &
+cat=$!
+sh /lmb/command </dev/null >/lmb/output 2>&1 3>&- 4>&-
 code=$?
-kill -9 -1
+for round in 1 2; do
+  for process in /proc/[0-9]*; do
+    process=${process#/proc/}
+    [ "$process" = 1 ] || [ "$process" = "$cat" ] || kill -9 "$process"
+  done
+done 2>/dev/null
+wait "$cat"
 stty -F /dev/ttyS1 raw
 echo "exit $code" >&3
 stty -F /dev/ttyS2 raw
