@@ -28,7 +28,7 @@ const PATIENCE_NS: u64 = 30_000_000_000;
 /// How long what a client sends is thrown away after the last reply.
 const DRAIN_NS: u64 = 2_000_000_000;
 /// How much of it.
-const DRAIN_BYTES: usize = 1 << 20;
+const DRAIN_BYTES: usize = 16 << 20;
 /// Bytes taken from the socket at once.
 const CHUNK_BYTES: usize = 16 << 10;
 /// Requests served in one go, so that one client cannot keep the loop.
@@ -68,8 +68,6 @@ pub(super) struct Connection {
     ended: bool,
     /// Close after the output.
     last: bool,
-    /// Requests may be left in `input`.
-    more: bool,
     deadline_ns: u64,
 }
 
@@ -85,7 +83,6 @@ impl Connection {
             written: 0,
             ended: false,
             last: false,
-            more: false,
             deadline_ns: now_ns.saturating_add(PATIENCE_NS),
         }
     }
@@ -104,8 +101,6 @@ impl Connection {
             return EventSet::OUT;
         }
         match self.phase {
-            // A writable socket comes at once: the loop's turn for others.
-            Phase::Reading if self.more => EventSet::OUT,
             Phase::Reading | Phase::Draining { .. } => EventSet::IN,
             Phase::Held(_) => EventSet::empty(),
         }
@@ -180,7 +175,7 @@ impl Connection {
     pub(super) fn on_deadline(&mut self, clock: &dyn Clock, context: &mut Context<'_>) -> Fate {
         match self.phase {
             Phase::Held(_) if !self.writing() => self.settle(clock, context),
-            Phase::Reading if !self.writing() && !self.input.is_empty() && !self.more => {
+            Phase::Reading if !self.writing() && !self.input.is_empty() => {
                 let text = format!(
                     "the request was not complete after {} seconds",
                     PATIENCE_NS / 1_000_000_000
@@ -235,7 +230,6 @@ impl Connection {
 
     /// Writes what there is to write and serves the requests that are there.
     fn advance(&mut self, clock: &dyn Clock, context: &mut Context<'_>) -> Fate {
-        self.more = false;
         for _ in 0..REQUESTS_AT_ONCE {
             if self.flush(clock) == Fate::Close {
                 return Fate::Close;
@@ -250,12 +244,13 @@ impl Connection {
                 return if self.ended { Fate::Close } else { Fate::Keep };
             }
         }
-        self.more = true;
+        // The last reply is not written yet: the socket, ready for it, brings
+        // the loop back here after the others' turn.
         Fate::Keep
     }
 
     fn start_draining(&mut self, clock: &dyn Clock) -> Fate {
-        if self.ended || self.stream.shutdown(Shutdown::Write).is_err() {
+        if self.stream.shutdown(Shutdown::Write).is_err() {
             return Fate::Close;
         }
         self.input = Vec::new();

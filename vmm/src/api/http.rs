@@ -183,7 +183,6 @@ fn reason(status: u16) -> &'static str {
         431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",
         503 => "Service Unavailable",
-        505 => "HTTP Version Not Supported",
         _ => "Error",
     }
 }
@@ -219,7 +218,7 @@ pub(super) fn parse_head(input: &[u8]) -> Result<Option<Head>, Reply> {
         Err(httparse::Error::TooManyHeaders) => return Err(head_too_long()),
         Err(httparse::Error::Version) => {
             let text = "this is not HTTP/1.1 or HTTP/1.0; the control socket speaks HTTP/1.1";
-            return Err(Reply::error(505, "bad_version", text).closing());
+            return Err(Reply::error(400, "bad_version", text).closing());
         }
         Err(error) => {
             let text = format!("the request head is not HTTP/1.1: {error}");
@@ -379,7 +378,7 @@ mod tests {
             (with("Expect: cake"), 417, "bad_expectation"),
             (with("Host: b"), 400, "bad_http"),
             ("GET / HTTP/1.1\r\n\r\n".into(), 400, "bad_http"),
-            ("PRI * HTTP/2.0\r\n\r\n".into(), 505, "bad_version"),
+            ("PRI * HTTP/2.0\r\n\r\n".into(), 400, "bad_version"),
             ("\x16\x03\x01\x02\x00".into(), 400, "bad_http"),
             (with(&"A: b\r\n".repeat(MAX_HEADERS)), 431, "head_too_long"),
             (
@@ -434,7 +433,7 @@ mod tests {
             match parse_head(&input) {
                 Ok(Some(head)) => prop_assert!(head.head_bytes <= input.len() && head.body_bytes <= MAX_BODY_BYTES),
                 Ok(None) => prop_assert!(input.len() < MAX_HEAD_BYTES),
-                Err(reply) => prop_assert!(reply.close && (400..=505).contains(&reply.status)),
+                Err(reply) => prop_assert!(reply.close && (400..500).contains(&reply.status)),
             }
         }
     }

@@ -25,6 +25,7 @@
 //! *detached*. Books, operations and targets live through a reset.
 
 mod operation;
+mod report;
 mod retry;
 mod target;
 #[cfg(test)]
@@ -35,14 +36,14 @@ mod worker;
 use std::io;
 use std::sync::Arc;
 
-use lmb_devices::{Mark, MarkKind};
+use lmb_devices::{BootMarks, Mark, MarkKind};
 use lmb_memory::{Bytes, Layout, LmbCount};
 use vmm_sys_util::eventfd::EventFd;
 
-use self::operation::{OpeningSizes, OperationLog, Record, verb};
+use self::operation::{OpeningSizes, OperationLog, verb};
 use self::target::{Sizes, spread};
 use self::window::{Observer, Window};
-use crate::protocol::{MemoryInfo, MemoryRequest, Operation, OperationState};
+use crate::protocol::{MemoryRequest, Operation, OperationState};
 use crate::timeline::{BootEvent, BootStamps, Clock, MonotonicClock};
 
 pub use self::operation::{CancelError, HISTORY, OperationCounts, OperationId};
@@ -75,6 +76,7 @@ struct Fixed {
 pub struct Coordinator {
     fixed: Fixed,
     windows: Vec<Window>,
+    marks: Option<Arc<BootMarks>>,
     log: OperationLog,
     boot: BootStamps,
     clock: Arc<dyn Clock>,
@@ -115,6 +117,7 @@ impl Coordinator {
                 slot_bytes: layout.slot_size.get(),
             },
             windows,
+            marks: None,
             log: OperationLog::new(),
             boot: BootStamps::begin(start_ns),
             clock,
@@ -139,6 +142,20 @@ impl Coordinator {
             .map_err(CoordinatorError::Worker)
     }
 
+    /// Takes the boot-mark device of a newly built machine, which tells the
+    /// guest's agent how much memory it should have. The agent is told before
+    /// the driver is, so that it knows what a change of memory leads to.
+    pub fn attach_marks(&mut self, marks: Arc<BootMarks>) {
+        marks.set_target(self.requested_bytes());
+        self.marks = Some(marks);
+    }
+
+    fn tell_agent(&self, lmbs: u64) {
+        if let Some(marks) = &self.marks {
+            marks.set_target(lmbs.saturating_mul(self.fixed.lmb_bytes));
+        }
+    }
+
     /// Bytes of hotplug memory that the guest should have.
     #[must_use]
     pub fn requested_bytes(&self) -> u64 {
@@ -153,6 +170,7 @@ impl Coordinator {
     pub fn system_reset(&mut self, asked_ns: u64) {
         self.abort("the VM was reset; the target stands and the guest plugs it again");
         self.windows.iter_mut().for_each(Window::reset);
+        self.marks = None;
         self.last_usable_bytes = None;
         self.boot.begin_again(asked_ns);
     }
@@ -205,6 +223,8 @@ impl Coordinator {
             ended |= window.finish(&mut observer);
         }
         if ended {
+            // A cancelled operation's target follows the effect's end.
+            self.tell_agent(self.sizes().requested_lmbs);
             self.complete(true);
         }
         self.serve();
@@ -361,6 +381,11 @@ impl Coordinator {
 
     /// Sets the shares of the operation just opened and tells the guest.
     fn announce(&mut self, shares: &[u64]) -> Result<(), RequestError> {
+        self.tell_agent(
+            shares
+                .iter()
+                .fold(0, |sum, &share| sum.saturating_add(share)),
+        );
         let mut announced = false;
         for (window, &share) in self.windows.iter_mut().zip(shares) {
             if !has_work(window, share) {
@@ -423,6 +448,7 @@ impl Coordinator {
             .iter_mut()
             .filter(|window| !window.settled())
             .for_each(Window::request_what_is_plugged);
+        self.tell_agent(self.sizes().requested_lmbs);
         let plugged_bytes = self.total_bytes();
         let message = format!(
             "cancelled with {} of the {} wanted; the target is now what the guest has",
@@ -432,88 +458,6 @@ impl Coordinator {
         self.log
             .end(OperationState::Cancelled, plugged_bytes, Some(message));
         self.operation(id).ok_or(CancelError::Unknown(id))
-    }
-
-    /// Whether the reply of a call that waits for operation `id` is due.
-    #[must_use]
-    pub fn reply_due(&self, id: OperationId, wait_usable: bool, now_ns: u64) -> bool {
-        let Some(record) = self.log.get(id) else {
-            return true;
-        };
-        let newest = self
-            .log
-            .newest()
-            .is_some_and(|newest| newest.shown.id == id);
-        let usable_may_come = wait_usable
-            && newest
-            && record.usable_expected
-            && record.shown.state == OperationState::Done
-            && record.shown.timeline.usable_ns.is_none()
-            && now_ns < record.deadline_ns;
-        !record.running() && !usable_may_come
-    }
-
-    /// The latest time at which the reply of a call that waits for operation
-    /// `id` falls due.
-    #[must_use]
-    pub fn reply_deadline_ns(&self, id: OperationId) -> Option<u64> {
-        self.log.get(id).map(|record| record.deadline_ns)
-    }
-
-    /// Operation `id`, stamped as told to the client that waited for it.
-    pub fn reply(&mut self, id: OperationId) -> Option<Operation> {
-        let now_ns = self.clock.now_ns();
-        if let Some(record) = self.log.get_mut(id) {
-            let since = record.since_accepted(now_ns);
-            record.shown.timeline.replied_ns.get_or_insert(since);
-        }
-        self.operation(id)
-    }
-
-    /// Operation `id`, if it is remembered.
-    #[must_use]
-    pub fn operation(&self, id: OperationId) -> Option<Operation> {
-        self.log.get(id).map(|record| self.show(record))
-    }
-
-    /// The operations remembered, oldest first.
-    #[must_use]
-    pub fn operations(&self) -> Vec<Operation> {
-        self.log.iter().map(|record| self.show(record)).collect()
-    }
-
-    /// How many operations have ended, by how.
-    #[must_use]
-    pub fn operation_counts(&self) -> OperationCounts {
-        self.log.counts()
-    }
-
-    /// The VM's memory as it stands.
-    #[must_use]
-    pub fn memory_info(&self) -> MemoryInfo {
-        let sizes = self.sizes();
-        let bytes = |lmbs: u64| lmbs.saturating_mul(self.fixed.lmb_bytes);
-        let boot_bytes = self.fixed.boot_bytes;
-        MemoryInfo {
-            lmb_size_bytes: self.fixed.lmb_bytes,
-            guest_block_size_bytes: self.fixed.guest_block_bytes,
-            slot_size_bytes: self.fixed.slot_bytes,
-            boot_bytes,
-            boot_lmbs: self.fixed.boot_lmbs,
-            max_bytes: boot_bytes.saturating_add(bytes(sizes.window_lmbs)),
-            total_bytes: self.total_bytes(),
-            target_bytes: boot_bytes.saturating_add(bytes(sizes.requested_lmbs)),
-            windows: self.windows.iter().map(Window::info).collect(),
-            operation: self.log.newest().map(|record| self.show(record)),
-        }
-    }
-
-    fn show(&self, record: &Record) -> Operation {
-        let mut shown = record.shown.clone();
-        if record.running() {
-            shown.plugged_bytes = self.total_bytes();
-        }
-        shown
     }
 
     fn sizes(&self) -> Sizes {

@@ -1,5 +1,9 @@
 //! Operations of clients.
 
+use std::sync::Arc;
+
+use lmb_devices::{BootMarks, BusDevice};
+
 use super::rig::{BOOT_LMBS, LMB_BYTES, Rig, WINDOW_LMBS};
 use crate::coordinator::{CancelError, Coordinator, RequestError};
 use crate::protocol::{MemoryAction, OperationState};
@@ -109,7 +113,7 @@ fn between_machines_operations_are_refused() {
 #[test]
 fn a_vm_without_a_window_says_so() {
     let layout = super::rig::layout(false);
-    let event = std::sync::Arc::new(vmm_sys_util::eventfd::EventFd::new(0).unwrap());
+    let event = Arc::new(vmm_sys_util::eventfd::EventFd::new(0).unwrap());
     let mut coordinator = Coordinator::new(&layout, 0, event);
     let mut request = crate::protocol::MemoryRequest {
         action: MemoryAction::Add,
@@ -360,4 +364,30 @@ fn the_end_of_the_vm_ends_what_runs() {
     rig.coordinator.stop();
     assert_eq!(state(&rig, id), OperationState::Aborted);
     assert!(rig.coordinator.reply_due(id, true, 0));
+}
+
+#[test]
+fn the_agent_is_told_the_target_before_the_driver_and_after_a_cancel() {
+    let mut rig = Rig::new();
+    rig.add(1);
+    rig.run();
+    let wake = Arc::new(lmb_devices::testing::Counter::default());
+    let marks = Arc::new(BootMarks::new(wake, crate::timeline::monotonic_ns));
+    rig.coordinator.attach_marks(Arc::clone(&marks));
+    let told = || {
+        let mut ports = [0; 9];
+        marks.read(0, &mut ports);
+        u64::from_le_bytes(ports[1..].try_into().unwrap()) / LMB_BYTES
+    };
+    assert_eq!(told(), 1);
+    let id = rig.add(4);
+    assert_eq!(told(), 5);
+    rig.host.gate.shut(true);
+    rig.guest().step();
+    rig.coordinator.on_device_wake();
+    rig.coordinator.cancel(id).unwrap();
+    assert_eq!(told(), 1);
+    rig.host.gate.shut(false);
+    rig.run();
+    assert_eq!(told(), 2, "the target follows the effect in flight");
 }

@@ -115,6 +115,47 @@ fn a_failed_effect_is_busy_and_a_reminder_cuts_the_wait_short() {
 }
 
 #[test]
+fn a_success_ends_reminders_and_shortens_the_next() {
+    let mut rig = Rig::new();
+    rig.faults.fail(WindowOp::Open, 1, FaultKind::OutOfMemory);
+    rig.add(1);
+    rig.run();
+    let again = plug(&mut rig, 0, 1);
+    assert_eq!(
+        ask(&mut rig, again).0,
+        ACK,
+        "the driver tried again by itself"
+    );
+    assert_eq!(rig.coordinator.next_deadline_ns(), None);
+    rig.probe();
+    assert_eq!(ask(&mut rig, MemRequest::UnplugAll).0, ACK);
+    rig.start(crate::protocol::MemoryAction::Add, 2, 60_000)
+        .unwrap();
+    rig.faults.fail(WindowOp::Open, 1, FaultKind::OutOfMemory);
+    rig.run();
+    rig.pass_ms(1_001);
+    rig.run();
+    assert_eq!(
+        rig.plugged_lmbs(),
+        3,
+        "after the first pause, not the second"
+    );
+}
+
+#[test]
+fn a_driver_with_nothing_to_do_is_not_reminded() {
+    let mut rig = Rig::new();
+    rig.faults.fail(WindowOp::Open, 1, FaultKind::OutOfMemory);
+    let id = rig.add(1);
+    rig.run();
+    rig.coordinator.cancel(id).unwrap();
+    rig.guest().take_interrupts();
+    rig.pass_ms(1_001);
+    assert_eq!(rig.guest().take_interrupts(), 0);
+    assert_eq!(rig.coordinator.next_deadline_ns(), None);
+}
+
+#[test]
 fn an_incomplete_operation_says_what_the_host_lacked() {
     let mut rig = Rig::new();
     rig.faults.fail(WindowOp::Open, 1, FaultKind::MappingLimit);

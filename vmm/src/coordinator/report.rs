@@ -1,0 +1,90 @@
+//! What clients are told: computed from the books at the moment of asking.
+
+use super::Coordinator;
+use super::operation::{OperationCounts, OperationId, Record};
+use super::window::Window;
+use crate::protocol::{MemoryInfo, Operation, OperationState};
+
+impl Coordinator {
+    /// Whether the reply of a call that waits for operation `id` is due.
+    #[must_use]
+    pub fn reply_due(&self, id: OperationId, wait_usable: bool, now_ns: u64) -> bool {
+        let Some(record) = self.log.get(id) else {
+            return true;
+        };
+        let newest = self
+            .log
+            .newest()
+            .is_some_and(|newest| newest.shown.id == id);
+        let usable_may_come = wait_usable
+            && newest
+            && record.usable_expected
+            && record.shown.state == OperationState::Done
+            && record.shown.timeline.usable_ns.is_none()
+            && now_ns < record.deadline_ns;
+        !record.running() && !usable_may_come
+    }
+
+    /// The latest time at which the reply of a call that waits for operation
+    /// `id` falls due.
+    #[must_use]
+    pub fn reply_deadline_ns(&self, id: OperationId) -> Option<u64> {
+        self.log.get(id).map(|record| record.deadline_ns)
+    }
+
+    /// Operation `id`, stamped as told to the client that waited for it.
+    pub fn reply(&mut self, id: OperationId) -> Option<Operation> {
+        let now_ns = self.clock.now_ns();
+        if let Some(record) = self.log.get_mut(id) {
+            let since = record.since_accepted(now_ns);
+            record.shown.timeline.replied_ns.get_or_insert(since);
+        }
+        self.operation(id)
+    }
+
+    /// Operation `id`, if it is remembered.
+    #[must_use]
+    pub fn operation(&self, id: OperationId) -> Option<Operation> {
+        self.log.get(id).map(|record| self.show(record))
+    }
+
+    /// The operations remembered, oldest first.
+    #[must_use]
+    pub fn operations(&self) -> Vec<Operation> {
+        self.log.iter().map(|record| self.show(record)).collect()
+    }
+
+    /// How many operations have ended, by how.
+    #[must_use]
+    pub fn operation_counts(&self) -> OperationCounts {
+        self.log.counts()
+    }
+
+    /// The VM's memory as it stands.
+    #[must_use]
+    pub fn memory_info(&self) -> MemoryInfo {
+        let sizes = self.sizes();
+        let bytes = |lmbs: u64| lmbs.saturating_mul(self.fixed.lmb_bytes);
+        let boot_bytes = self.fixed.boot_bytes;
+        MemoryInfo {
+            lmb_size_bytes: self.fixed.lmb_bytes,
+            guest_block_size_bytes: self.fixed.guest_block_bytes,
+            slot_size_bytes: self.fixed.slot_bytes,
+            boot_bytes,
+            boot_lmbs: self.fixed.boot_lmbs,
+            max_bytes: boot_bytes.saturating_add(bytes(sizes.window_lmbs)),
+            total_bytes: self.total_bytes(),
+            target_bytes: boot_bytes.saturating_add(bytes(sizes.requested_lmbs)),
+            windows: self.windows.iter().map(Window::info).collect(),
+            operation: self.log.newest().map(|record| self.show(record)),
+        }
+    }
+
+    fn show(&self, record: &Record) -> Operation {
+        let mut shown = record.shown.clone();
+        if record.running() {
+            shown.plugged_bytes = self.total_bytes();
+        }
+        shown
+    }
+}
