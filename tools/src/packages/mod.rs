@@ -244,41 +244,52 @@ fn fetch(
         return Ok(unpacked);
     }
 
-    // Without root the newest of the lists that are there is taken.
+    let unpacked = fetch_newest(&packages, package, refresh, note, keep)?;
+    let name = format!("{}_{}", unpacked.package, unpacked.version);
+    write_whole(&packages, &record, name.as_bytes())?;
+    Ok(unpacked)
+}
+
+/// Fetches what `package` stands for now. Package lists that are missing or
+/// out of date are updated, once, when this is root.
+fn fetch_newest(
+    packages: &Path,
+    package: &str,
+    refresh: bool,
+    note: &dyn Fn(&str),
+    keep: &dyn Fn(&Path) -> bool,
+) -> Result<Unpacked> {
+    let unknown = || UnknownPackage(package.to_owned());
+    // Without root a refresh takes the newest of the lists that are there.
     let mut updated = refresh && is_root();
     if updated {
         apt::update(note)?;
     }
     let candidate = match resolve(package)? {
         Some(candidate) => candidate,
-        None if updated => bail!(UnknownPackage(package.to_owned())),
+        None if updated => return Err(unknown().into()),
         None => {
             apt::update(note).with_context(|| format!("apt knows no package {package}"))?;
             updated = true;
-            resolve(package)?.with_context(|| UnknownPackage(package.to_owned()))?
+            resolve(package)?.with_context(unknown)?
         }
     };
-    let unpacked = match install(&packages, &candidate, note, keep) {
-        Ok(unpacked) => unpacked,
-        // Debian removes old versions: with lists that are out of date, the
-        // version they name is gone.
-        Err(error) if !updated && is_root() => {
-            apt::update(note).with_context(|| format!("{error:#}"))?;
-            let candidate =
-                resolve(package)?.with_context(|| UnknownPackage(package.to_owned()))?;
-            install(&packages, &candidate, note, keep)?
-        }
-        Err(error) if !updated => {
-            return Err(error.context(
-                "the package could not be fetched; when it is gone from the server (404), \
-                 run this once: sudo apt-get update",
-            ));
-        }
-        Err(error) => return Err(error),
+    let error = match install(packages, &candidate, note, keep) {
+        Ok(unpacked) => return Ok(unpacked),
+        Err(error) if updated => return Err(error),
+        Err(error) => error,
     };
-    let name = format!("{}_{}", unpacked.package, unpacked.version);
-    write_whole(&packages, &record, name.as_bytes())?;
-    Ok(unpacked)
+    // Debian removes old versions: with lists that are out of date, the
+    // version they name is gone.
+    if !is_root() {
+        return Err(error.context(
+            "the package could not be fetched; when it is gone from the server (404), run this \
+             once: sudo apt-get update",
+        ));
+    }
+    apt::update(note).with_context(|| format!("{error:#}"))?;
+    let candidate = resolve(package)?.with_context(unknown)?;
+    install(packages, &candidate, note, keep)
 }
 
 #[derive(Debug, thiserror::Error)]
