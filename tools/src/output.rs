@@ -216,7 +216,6 @@ fn state(state: OperationState) -> &'static str {
 
 fn vm_state(state: VmState) -> &'static str {
     match state {
-        VmState::Starting => "starting",
         VmState::Running => "running",
         VmState::Resetting => "resetting",
         VmState::Stopped => "stopped",

@@ -61,6 +61,7 @@ fn sample_memory() -> MemoryInfo {
             driver_active: true,
             slots: 1,
             requests: RequestCounts::default(),
+            error: None,
         }],
         operation: Some(Operation {
             state: OperationState::Incomplete,

@@ -34,7 +34,7 @@ fn cpuinfo_phys_bits() -> u8 {
         .unwrap_or(LEAST_PHYS_BITS)
 }
 
-/// "address sizes	: 46 bits physical, 48 bits virtual"
+/// The line reads "address sizes : 46 bits physical, 48 bits virtual".
 fn parse_phys_bits(cpuinfo: &str) -> Option<u8> {
     let line = cpuinfo
         .lines()

@@ -17,8 +17,6 @@ pub const API_PREFIX: &str = "/api/v1";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VmState {
-    /// Memory and devices exist, no vCPU has entered the guest yet.
-    Starting,
     /// vCPUs run.
     Running,
     /// The guest asked for a reset and the VM is being built anew.
@@ -128,6 +126,9 @@ pub struct WindowInfo {
     pub slots: u64,
     /// Requests the driver has made since its start, by their answers.
     pub requests: RequestCounts,
+    /// Why the window takes no further change until a reset, if it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// Counts of guest requests by kind and answer.

@@ -119,7 +119,8 @@ impl VmControl for Control {
 struct Vmm {
     api: Option<ApiServer>,
     coordinator: Coordinator,
-    machine: Machine,
+    /// None only while a reset builds the next one.
+    machine: Option<Machine>,
     control: Control,
     console: Option<ConsoleInput>,
     console_watched: bool,
@@ -156,10 +157,11 @@ pub fn run(
         let mut ops = manager.event_ops(id)?;
         apply(&changes, &mut ops);
     };
-    if let Ok(mut vmm) = manager.remove_subscriber(id) {
-        vmm.machine.stop();
-        vmm.coordinator.stop();
-    }
+    let vmm = manager.subscriber_mut(id)?;
+    vmm.machine = None;
+    vmm.coordinator.stop();
+    // Clients that wait for an operation are told that it was aborted.
+    vmm.on_time();
     result
 }
 
@@ -188,15 +190,16 @@ impl Vmm {
             SerialOption::Off | SerialOption::File(_) => None,
         };
         let control = Control {
-            state: VmState::Starting,
+            state: VmState::Running,
             cpus: config.cpus,
             kernel: kernel_info(&config, &machine),
             asked: None,
         };
-        let mut vmm = Self {
+        machine.start()?;
+        let vmm = Self {
             api,
             coordinator,
-            machine,
+            machine: Some(machine),
             control,
             console,
             console_watched: false,
@@ -207,14 +210,7 @@ impl Vmm {
             effect_done,
             end: None,
         };
-        vmm.start()?;
         Ok(vmm)
-    }
-
-    fn start(&mut self) -> Result<(), VmmError> {
-        self.machine.start()?;
-        self.control.state = VmState::Running;
-        Ok(())
     }
 
     /// Milliseconds until something is due, rounded up; -1 for never.
@@ -244,23 +240,18 @@ impl Vmm {
         api.on_deadline(now, &mut context)
     }
 
-    /// What the guest's agent is to reach, as the boot-mark device tells it.
-    fn publish_target(&self) {
-        let target = self.coordinator.requested_bytes();
-        self.machine.marks.set_target(target);
-    }
-
     fn on_wake(&mut self, ops: &mut EventOps<'_>) {
-        while let Some(mark) = self.machine.marks.take_mark() {
+        let Some(machine) = &self.machine else { return };
+        while let Some(mark) = machine.marks.take_mark() {
             self.coordinator.on_mark(mark);
         }
+        let failure = machine.shared().take_failure();
+        let power = machine.power.take_request();
         self.coordinator.on_device_wake();
         self.deliver_input(ops);
-        if let Some(failure) = self.machine.shared().take_failure() {
+        if let Some(failure) = failure {
             self.end_with(Err(failure.into()));
-            return;
-        }
-        if let Some(request) = self.machine.power.take_request() {
+        } else if let Some(request) = power {
             self.on_power(request, ops);
         }
     }
@@ -286,14 +277,21 @@ impl Vmm {
     fn reset(&mut self, ops: &mut EventOps<'_>) -> Result<(), VmmError> {
         let asked_ns = monotonic_ns();
         self.control.state = VmState::Resetting;
-        self.machine.stop();
-        unwatch(&self.machine.queue_notify, QUEUE_NOTIFY, ops);
-        self.coordinator.system_reset(asked_ns);
+        if let Some(mut machine) = self.machine.take() {
+            machine.stop();
+            unwatch(&machine.queue_notify, QUEUE_NOTIFY, ops);
+            // Its window goes with the coordinator's half, the rest here: the
+            // next machine may need the same memory.
+            self.coordinator.system_reset(asked_ns);
+        }
         let device_wake: Arc<dyn OwnerWake> = Arc::clone(&self.wake) as _;
-        self.machine = Machine::build(&self.kvm, &self.config, &self.layout, &device_wake)?;
-        attach(&mut self.coordinator, &mut self.machine)?;
-        watch(&self.machine.queue_notify, QUEUE_NOTIFY, ops);
-        self.start()
+        let mut machine = Machine::build(&self.kvm, &self.config, &self.layout, &device_wake)?;
+        attach(&mut self.coordinator, &mut machine)?;
+        watch(&machine.queue_notify, QUEUE_NOTIFY, ops);
+        machine.start()?;
+        self.machine = Some(machine);
+        self.control.state = VmState::Running;
+        Ok(())
     }
 
     fn on_console(&mut self, ops: &mut EventOps<'_>) {
@@ -317,10 +315,10 @@ impl Vmm {
     }
 
     fn deliver_input(&mut self, ops: &mut EventOps<'_>) {
-        let Some(console) = self.console.as_mut() else {
+        let (Some(console), Some(machine)) = (self.console.as_mut(), &self.machine) else {
             return;
         };
-        console.deliver(&self.machine.serial);
+        console.deliver(&machine.serial);
         let wanted = console.wants_input();
         self.watch_console(wanted, ops);
     }
@@ -350,7 +348,8 @@ impl Vmm {
 
     /// The boot vCPU stamps its first entry without a wake-up.
     fn take_first_entry(&mut self) {
-        if let Some(stamp) = self.machine.shared().first_entry_ns() {
+        let machine = self.machine.as_ref();
+        if let Some(stamp) = machine.and_then(|machine| machine.shared().first_entry_ns()) {
             let boot = self.coordinator.boot_mut();
             boot.stamp(BootEvent::FirstEntry, stamp);
         }
@@ -365,7 +364,6 @@ impl Vmm {
         };
         let changes = api.handle(token, set, &mut context);
         apply(&changes, ops);
-        self.publish_target();
         if let Some(request) = self.control.asked.take() {
             self.on_power(request, ops);
         }
@@ -375,7 +373,9 @@ impl Vmm {
 impl MutEventSubscriber for Vmm {
     fn init(&mut self, ops: &mut EventOps<'_>) {
         watch(&self.wake.0, WAKE, ops);
-        watch(&self.machine.queue_notify, QUEUE_NOTIFY, ops);
+        if let Some(machine) = &self.machine {
+            watch(&machine.queue_notify, QUEUE_NOTIFY, ops);
+        }
         watch(&self.effect_done, EFFECT_DONE, ops);
         if let Some(event) = SIGNALLED.get() {
             watch(event, SIGNAL, ops);
@@ -400,7 +400,9 @@ impl MutEventSubscriber for Vmm {
                 self.on_wake(ops);
             }
             QUEUE_NOTIFY => {
-                drain(&self.machine.queue_notify);
+                if let Some(machine) = &self.machine {
+                    drain(&machine.queue_notify);
+                }
                 self.coordinator.on_device_wake();
             }
             EFFECT_DONE => self.coordinator.on_effect_done(),
@@ -421,8 +423,7 @@ fn attach(coordinator: &mut Coordinator, machine: &mut Machine) -> Result<(), Vm
     if let Some(window) = machine.window.take() {
         coordinator.attach(window)?;
     }
-    // What the guest's agent is to reach, from its first look on.
-    machine.marks.set_target(coordinator.requested_bytes());
+    coordinator.attach_marks(Arc::clone(&machine.marks));
     Ok(())
 }
 

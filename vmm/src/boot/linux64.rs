@@ -19,7 +19,7 @@ const CMD_LINE_PTR: usize = 0x228;
 const E820_TABLE: usize = 0x2d0;
 /// Bytes of one e820 entry in the zero page, and how many it holds.
 const E820_ENTRY_BYTES: usize = 20;
-const E820_MAX: usize = 128;
+const E820_MAX: u8 = 128;
 /// "Undefined" loader type: a loader without an assigned number.
 const LOADER_UNDEFINED: u8 = 0xff;
 
@@ -46,11 +46,11 @@ pub(super) fn write(
         put(&mut page, RAMDISK_IMAGE, &low_u32(initrd.address));
         put(&mut page, RAMDISK_SIZE, &low_u32(initrd.size_bytes));
     }
-    let entries = map.len().min(E820_MAX);
-    page[E820_ENTRIES] = entries as u8;
+    let entries = u8::try_from(map.len()).map_or(E820_MAX, |count| count.min(E820_MAX));
+    page[E820_ENTRIES] = entries;
     for (entry, at) in map
         .iter()
-        .take(entries)
+        .take(usize::from(entries))
         .zip((E820_TABLE..).step_by(E820_ENTRY_BYTES))
     {
         put(&mut page, at, &entry.start.to_le_bytes());

@@ -494,6 +494,7 @@ impl Window {
             driver_active: self.driver_active(),
             slots: self.machine.as_ref().map_or(0, |machine| machine.slots),
             requests: self.counts,
+            error: self.failed.clone(),
         }
     }
 }

@@ -16,8 +16,8 @@ pub(super) struct ImmediateExit {
 }
 
 // SAFETY: the pointer is used for one atomic store only, which any thread may
-// do, and `ImmediateExit` is kept beside the thread that owns the vCPU and
-// dropped before it (see `VcpuHandle`).
+// do; `VcpuSet::stop`, its one user, makes that store before it joins the
+// thread that owns the vCPU.
 unsafe impl Send for ImmediateExit {}
 
 impl ImmediateExit {

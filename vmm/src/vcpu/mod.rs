@@ -149,7 +149,8 @@ pub struct VcpuSet {
     handles: Vec<VcpuHandle>,
 }
 
-/// The exit flag stands before the thread, so that it is dropped first.
+/// One thread and the flag of the vCPU that it owns, which must not be used
+/// once the thread has been joined.
 struct VcpuHandle {
     exit: ImmediateExit,
     thread: JoinHandle<()>,
@@ -198,8 +199,7 @@ impl VcpuSet {
                 tracing::debug!("a vCPU thread had ended: {error}");
             }
         }
-        for VcpuHandle { exit, thread } in self.handles {
-            drop(exit);
+        for VcpuHandle { exit: _, thread } in self.handles {
             if thread.join().is_err() {
                 tracing::error!("a vCPU thread panicked");
             }
