@@ -9,8 +9,6 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use lmb_tools::host::detect;
 use lmb_tools::packages::find_program;
-use lmb_vmm::boot::image::{EntryChoice, KernelImage};
-use tempfile::NamedTempFile;
 
 /// A guest kernel that the tests know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,16 +66,13 @@ fn path_of(variable: &str) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// The kernel's ELF image, unpacked into a temporary file: a vmlinux of one's
-/// own.
+/// Kernel 6.1 unpacked, a vmlinux of one's own, by `LMB_GUEST_VMLINUX_6_1`.
 ///
 /// # Errors
-/// When the kernel is not to be found or unpacked.
-pub fn vmlinux(kernel: Kernel) -> Result<NamedTempFile> {
-    let image = KernelImage::open(&kernel.image()?, EntryChoice::Elf)?;
-    let file = NamedTempFile::new()?;
-    std::fs::write(file.path(), image.bytes)?;
-    Ok(file)
+/// When the variable is not set.
+pub fn vmlinux() -> Result<PathBuf> {
+    path_of("LMB_GUEST_VMLINUX_6_1")
+        .context("LMB_GUEST_VMLINUX_6_1 is not set: use `cargo xtask test`")
 }
 
 /// lmb-vmm: `LMB_VMM`, else beside the test program, else in `PATH`.

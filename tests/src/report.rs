@@ -4,7 +4,6 @@
 //! when the test failed and forgets them otherwise. They are kept by thread,
 //! since a test runs in one.
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -12,6 +11,13 @@ use anyhow::Result;
 
 thread_local! {
     static LOGS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Has panics kept for the report in place of being printed in the middle of
+/// a line of results. For test programs with one runner.
+pub fn keep_panics() {
+    std::panic::set_hook(Box::new(|panic| PANIC.set(Some(panic.to_string()))));
 }
 
 /// Hands in a log for the report of the running test.
@@ -30,18 +36,11 @@ pub fn run(test: impl FnOnce() -> Result<()>) -> Result<(), String> {
     let reason = match outcome {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(error)) => format!("{error:?}"),
-        Err(panic) => panic_text(panic.as_ref()),
+        Err(_) => PANIC
+            .take()
+            .unwrap_or_else(|| "the test panicked".to_owned()),
     };
     Err(format!("{reason}\n{}", logs.join("\n")))
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> String {
-    panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("the test panicked")
-        .to_owned()
 }
 
 #[cfg(test)]
@@ -63,8 +62,12 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_a_failure_with_its_text() {
+    fn a_panic_is_a_failure_with_its_text_and_place() {
+        let hook = std::panic::take_hook();
+        keep_panics();
         let report = run(|| panic!("three of {}", 4)).unwrap_err();
-        assert!(report.starts_with("three of 4"), "{report}");
+        std::panic::set_hook(hook);
+        assert!(report.contains("three of 4"), "{report}");
+        assert!(report.contains("report.rs"), "{report}");
     }
 }

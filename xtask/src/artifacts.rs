@@ -1,5 +1,7 @@
-//! The programs that guests and their tests are made of, built for release:
-//! under an emulator an unoptimised VMM would unpack a kernel for minutes.
+//! The programs that guests and their tests are made of. Those that a user
+//! gets are built for release: under an emulator an unoptimised VMM would
+//! unpack a kernel for minutes. The tests' own program only drives them, and
+//! is built as the unit tests are, so that little is built twice.
 
 use std::path::PathBuf;
 
@@ -31,7 +33,6 @@ impl Programs {
         let mut programs = Self::build()?;
         programs.built.extend(cargo::build(&[
             "test",
-            "--release",
             "--no-run",
             "--package",
             "lmb-tests",

@@ -2,6 +2,7 @@
 //! two virtual hosts at once, each with a share of the tests.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -27,6 +28,9 @@ const HUGE_PAGES: u64 = 300;
 /// Wide enough for windows of many TiB.
 const PHYS_BITS: u8 = 48;
 
+/// Names the unpacked kernel for the tests.
+const VMLINUX: &str = "LMB_GUEST_VMLINUX_6_1";
+
 /// Lines of several hosts, each shown whole.
 static SCREEN: Mutex<()> = Mutex::new(());
 
@@ -44,10 +48,13 @@ pub(crate) fn run(programs: &Programs, filter: Option<&str>) -> Result<Tally> {
             inputs::guest(name, kernel, &agent, &cache, &note)
         })
         .collect::<Result<Vec<_>>>()?;
+    progress.show("unpacking a kernel");
+    let vmlinux = inputs::vmlinux(&guests)?;
     progress.clear();
     let tests = Tests {
         programs,
         guests: &guests,
+        vmlinux: vmlinux.path(),
         filter,
     };
     match detect::native_kvm() {
@@ -67,6 +74,7 @@ pub(crate) fn run(programs: &Programs, filter: Option<&str>) -> Result<Tally> {
 struct Tests<'a> {
     programs: &'a Programs,
     guests: &'a [Guest],
+    vmlinux: &'a Path,
     filter: Option<&'a str>,
 }
 
@@ -88,9 +96,11 @@ impl Tests<'_> {
     fn command(&self, shard: Option<&str>) -> Result<Command> {
         let mut command = Command::new(self.programs.path("guest")?);
         command
+            .args(["--color", "never"])
             .args(self.filter)
             .env("LMB_VMM", self.programs.path("lmb-vmm")?)
-            .env("LMB", self.programs.path("lmb")?);
+            .env("LMB", self.programs.path("lmb")?)
+            .env(VMLINUX, self.vmlinux);
         for guest in self.guests {
             command
                 .env(
@@ -153,7 +163,7 @@ impl Tests<'_> {
     fn host(&self, shard: &str, cache: &Cache) -> Result<HostRun> {
         let note = |_: &str| {};
         let kernel = KernelPackage::fetch(cache, DEFAULT_KERNEL_PACKAGE, false, &note)?;
-        let mut command: Vec<OsString> = vec!["guest".into()];
+        let mut command: Vec<OsString> = ["guest", "--color", "never"].map(OsString::from).into();
         command.extend(self.filter.map(OsString::from));
         let mut host = HostRun::new(kernel, packages::qemu(&note)?, command);
         host.memory_mib = HOST_MIB + HUGE_PAGES * 2;

@@ -12,6 +12,8 @@ use lmb_tools::packages::apt::Program;
 use lmb_tools::packages::{
     self, Cache, DEFAULT_KERNEL_PACKAGE, KernelPackage, Progress, ensure_programs, find_program,
 };
+use lmb_vmm::boot::image::{EntryChoice, KernelImage};
+use tempfile::NamedTempFile;
 
 /// Debian's kernels that guests are tested with: how the tests' variables call
 /// them, and their packages.
@@ -81,6 +83,15 @@ pub(crate) fn guest(
         kernel,
         initrd: image.build(cache, None, note)?.initramfs,
     })
+}
+
+/// The first guest's kernel as an ELF image, in a temporary file.
+pub(crate) fn vmlinux(guests: &[Guest]) -> Result<NamedTempFile> {
+    let guest = guests.first().context("there is no guest")?;
+    let image = KernelImage::open(&guest.kernel.vmlinuz, EntryChoice::Elf)?;
+    let file = NamedTempFile::new()?;
+    std::fs::write(file.path(), image.bytes)?;
+    Ok(file)
 }
 
 /// A program and everything it is linked with, for a host that has nothing

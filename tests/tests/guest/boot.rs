@@ -114,8 +114,8 @@ fn bzimage_6_12() -> Result<()> {
 }
 
 fn own_vmlinux_by_pvh() -> Result<()> {
-    let elf = lmb_tests::vmlinux(Kernel::V6_1)?;
-    let mut vm = GuestSpec::new(Kernel::V6_1).image(elf.path()).boot()?;
+    let elf = lmb_tests::vmlinux()?;
+    let mut vm = GuestSpec::new(Kernel::V6_1).image(&elf).boot()?;
     check_boot(&mut vm, Kernel::V6_1, EntryKind::Elf)
 }
 

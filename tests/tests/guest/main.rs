@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         .into_iter()
         .map(|case| trial(&case, no_guests.is_some()))
         .collect();
+    report::keep_panics();
     let conclusion = libtest_mimic::run(&arguments, trials);
     shared::end();
     conclusion.exit_code()
