@@ -3,15 +3,24 @@
 
 /// Messages of level warning and above that are no fault of the VMM: text that
 /// they contain, and why. Of a warning with a backtrace any line may contain it.
-const KNOWN: [(&str, &str); 2] = [
+const KNOWN: [(&str, &str); 5] = [
     (
         "XSAVE consistency problem",
         "QEMU's emulation of SVM does not intercept XSETBV, so the virtual host's KVM does not \
          learn the guest's XCR0 and leaves the size in CPUID leaf 0xD as it was",
     ),
+    ("CPUID[0d, ", "the table behind the warning above"),
+    (
+        "clocksource: Long readout interval",
+        "the emulator did not run the guest for a while",
+    ),
     (
         "amd_pstate: the _CPC object is not present",
         "seen in QEMU's own guests: no VMM describes processor performance states",
+    ),
+    (
+        "PCI: System does not support PCI",
+        "true, and shown by every guest without PCI",
     ),
 ];
 

@@ -227,8 +227,15 @@ fn wrong_requests_are_refused() -> Result<()> {
                 .refusal()
                 .context(what)?;
         }
-        let long = format!(r#"{{"action":"{}"}}"#, "x".repeat(1 << 20));
-        let reply = vm.curl().post("/memory/operations", &long)?;
+        // Larger than any body, so from a file.
+        let long = tempfile::NamedTempFile::new()?;
+        std::fs::write(
+            long.path(),
+            format!(r#"{{"action":"{}"}}"#, "x".repeat(4 << 20)),
+        )?;
+        let from = format!("@{}", long.path().display());
+        let options = ["--header", "Expect:", "--data-binary", &from];
+        let reply = vm.curl().call(&options, "/memory/operations")?;
         assert!((400..500).contains(&reply.status), "{}", reply.status);
         let calls: [(&[&str], &str, u16); 7] = [
             (&[], "/nothing", 404),
