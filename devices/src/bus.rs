@@ -32,11 +32,19 @@ pub trait BusDevice: Send + Sync {
     fn write(&self, offset: u64, data: &[u8]);
 }
 
-/// Nanoseconds of the host's CLOCK_MONOTONIC.
-///
-/// Given by the VMM, since the raw value needs a system call and
-/// `std::time::Instant` hides it.
-pub type MonotonicClock = fn() -> u64;
+/// A moment as the VMM's two clocks tell it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stamp {
+    /// Nanoseconds of the host's CLOCK_MONOTONIC.
+    pub monotonic_ns: u64,
+    /// CPU time that the VMM's process, its guest included, has used so far,
+    /// nanoseconds. What lies between two moments and is not CPU time was
+    /// spent waiting.
+    pub cpu_ns: u64,
+}
+
+/// Tells the moment. Given by the VMM, since both clocks need system calls.
+pub type StampClock = fn() -> Stamp;
 
 /// Locks `mutex`, also after a thread panicked while it held the lock: device
 /// state is consistent at every point where a panic could be caught.

@@ -24,7 +24,7 @@ pub mod serial;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use bus::{BusDevice, InterruptLine, MonotonicClock, OwnerWake};
+pub use bus::{BusDevice, InterruptLine, OwnerWake, Stamp, StampClock};
 pub use marks::{BootMarks, Mark, MarkKind};
 pub use mem::{
     MemConfig, MemCounters, MemFeatures, MemRequest, MemResponse, RangeState, Ticket, VirtioMem,

@@ -24,6 +24,8 @@ pub(crate) fn sample_operation() -> Operation {
             last_answer_ns: Some(38_112_999),
             usable_ns: None,
             usable_late: false,
+            usable_cpu_ns: None,
+            last_answer_cpu_ns: None,
             replied_ns: Some(38_200_000),
         },
         requests: RequestCounts {
@@ -157,6 +159,7 @@ fn a_vm_with_its_boot() {
             boots: 1,
             ..BootTimeline::default()
         },
+        vcpu_exits: 0,
     };
     let text = vm(&info);
     for part in [

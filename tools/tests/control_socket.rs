@@ -42,6 +42,7 @@ impl VmControl for Machine {
                 cmdline: "quiet".into(),
             },
             boot: boot.clone(),
+            vcpu_exits: 0,
         }
     }
 

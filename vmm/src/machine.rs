@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
 use lmb_devices::{
-    BootMarks, InterruptLine, MemConfig, MemFeatures, OwnerWake, PowerDevice, Serial, VirtioMem,
+    BootMarks, InterruptLine, MemConfig, MemFeatures, OwnerWake, PowerDevice, Serial, Stamp,
+    VirtioMem,
 };
 use lmb_memory::{BackingOptions, GuestRam, HostMemoryError, HostRam, Layout};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -27,7 +28,7 @@ use crate::coordinator::WindowParts;
 use crate::kvm::KvmError;
 use crate::platform;
 use crate::slots::{KvmWindow, add_boot_memory};
-use crate::timeline::monotonic_ns;
+use crate::timeline::stamp;
 use crate::vcpu::{Shared, VcpuSet, cpuid, regs};
 
 /// Offset of the virtio-mmio QueueNotify register (virtio 1.3, 4.2.2).
@@ -94,15 +95,15 @@ impl InterruptLine for IrqFd {
     }
 }
 
-/// Stamps of a build, monotonic nanoseconds.
+/// Stamps of a build.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BuildStamps {
     /// Kernel file read and unpacked.
-    pub kernel_read_ns: u64,
+    pub kernel_read: Stamp,
     /// Guest memory mapped.
-    pub memory_created_ns: u64,
+    pub memory_created: Stamp,
     /// Kernel, initrd and tables placed.
-    pub kernel_loaded_ns: u64,
+    pub kernel_loaded: Stamp,
 }
 
 /// A machine. Fields are dropped in this order: vCPUs before the VM, the VM
@@ -143,7 +144,7 @@ impl Machine {
         wake: &Arc<dyn OwnerWake>,
     ) -> Result<Self, BuildError> {
         let kernel = KernelImage::open(config.kernel()?, config.entry)?;
-        let kernel_read_ns = monotonic_ns();
+        let kernel_read = stamp();
         let initrd = config.initrd.as_deref().map(InitrdFile::open).transpose()?;
         let output = host(
             "open the serial port's output",
@@ -162,14 +163,14 @@ impl Machine {
             "take the guest's memory",
             add_boot_memory(&vm, &memory.boot_regions),
         )?;
-        let memory_created_ns = monotonic_ns();
+        let memory_created = stamp();
 
         let ram = memory.guest.clone();
         let devices = mem_device(layout);
         let entry = load(&ram, layout, &kernel, initrd.as_ref(), &config.cmdline)?;
         write_bytes(&ram, ACPI, &acpi::build(layout, config.cpus, &devices)?)?;
         write_bytes(&ram, GDT, &regs::gdt(entry.kind))?;
-        let kernel_loaded_ns = monotonic_ns();
+        let kernel_loaded = stamp();
 
         let mut bus = Bus::default();
         let serial = Arc::new(Serial::new(
@@ -177,7 +178,7 @@ impl Machine {
             output,
             Arc::clone(wake),
         ));
-        let marks = Arc::new(BootMarks::new(Arc::clone(wake), monotonic_ns));
+        let marks = Arc::new(BootMarks::new(Arc::clone(wake), stamp));
         let power = Arc::new(PowerDevice::new(Arc::clone(wake)));
         bus.add_io(platform::COM1_PORT, 8, Arc::clone(&serial) as _);
         bus.add_io(platform::MARKS_PORT, 16, Arc::clone(&marks) as _);
@@ -214,9 +215,9 @@ impl Machine {
             kernel_version: kernel.version,
             entry,
             stamps: BuildStamps {
-                kernel_read_ns,
-                memory_created_ns,
-                kernel_loaded_ns,
+                kernel_read,
+                memory_created,
+                kernel_loaded,
             },
             _ram: ram,
         })

@@ -70,10 +70,29 @@ pub struct BootTimeline {
     pub first_entry_ns: Option<u64>,
     /// Mark that a kernel writes at its entry, if it is built to.
     pub kernel_entry_ns: Option<u64>,
+    /// CPU time used up to then, by the whole process with its guest. What a
+    /// host of one CPU did not spend so, it spent waiting.
+    #[serde(default)]
+    pub first_entry_cpu_ns: Option<u64>,
     /// The guest's init ran (guest agent's mark).
     pub init_ns: Option<u64>,
+    /// CPU time used up to then.
+    #[serde(default)]
+    pub init_cpu_ns: Option<u64>,
     /// The guest agent loaded the hotplug driver (agent's mark).
     pub driver_loaded_ns: Option<u64>,
+    /// The guest plugged all that was requested at its start, if anything was.
+    #[serde(default)]
+    pub plugged_ns: Option<u64>,
+    /// CPU time used up to then.
+    #[serde(default)]
+    pub plugged_cpu_ns: Option<u64>,
+    /// The guest agent reported all of that usable.
+    #[serde(default)]
+    pub usable_ns: Option<u64>,
+    /// CPU time used up to then.
+    #[serde(default)]
+    pub usable_cpu_ns: Option<u64>,
     /// How many times the guest has been started by this process, from 1.
     pub boots: u64,
 }
@@ -93,6 +112,9 @@ pub struct VmInfo {
     pub kernel: KernelInfo,
     /// Stamps of the latest boot.
     pub boot: BootTimeline,
+    /// How often vCPUs left the guest for this process, in this boot.
+    #[serde(default)]
+    pub vcpu_exits: u64,
 }
 
 /// One hotplug window (one virtio-mem device).
@@ -286,12 +308,19 @@ pub struct OperationTimeline {
     pub first_request_ns: Option<u64>,
     /// Answer to the request that reached the target ("device done").
     pub last_answer_ns: Option<u64>,
+    /// CPU time that the whole process, its guest included, used from
+    /// acceptance to then.
+    #[serde(default)]
+    pub last_answer_cpu_ns: Option<u64>,
     /// The guest agent reported the wanted size online ("guest usable").
     pub usable_ns: Option<u64>,
     /// True when the agent found it by looking rather than by an event, so
     /// that `usable_ns` may be late.
     #[serde(default)]
     pub usable_late: bool,
+    /// CPU time used from acceptance to `usable_ns`.
+    #[serde(default)]
+    pub usable_cpu_ns: Option<u64>,
     /// The reply to the waiting client was written.
     pub replied_ns: Option<u64>,
 }

@@ -7,16 +7,30 @@
 
 use std::fmt::Debug;
 
-use rustix::time::{ClockId, clock_gettime};
+use lmb_devices::Stamp;
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use crate::protocol::BootTimeline;
 
 /// Nanoseconds of CLOCK_MONOTONIC now.
 #[must_use]
 pub fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
+    nanoseconds(clock_gettime(ClockId::Monotonic))
+}
+
+/// The moment, by CLOCK_MONOTONIC and by the process's CPU time.
+#[must_use]
+pub fn stamp() -> Stamp {
+    let cpu = clock_gettime(ClockId::ProcessCPUTime);
+    Stamp {
+        monotonic_ns: monotonic_ns(),
+        cpu_ns: nanoseconds(cpu),
+    }
+}
+
+fn nanoseconds(time: Timespec) -> u64 {
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
 }
 
@@ -24,6 +38,9 @@ pub fn monotonic_ns() -> u64 {
 pub trait Clock: Send + Sync + Debug {
     /// Nanoseconds now, never going back.
     fn now_ns(&self) -> u64;
+
+    /// The same, with the CPU time used so far.
+    fn stamp(&self) -> Stamp;
 }
 
 /// The host's CLOCK_MONOTONIC.
@@ -33,6 +50,10 @@ pub struct MonotonicClock;
 impl Clock for MonotonicClock {
     fn now_ns(&self) -> u64 {
         monotonic_ns()
+    }
+
+    fn stamp(&self) -> Stamp {
+        stamp()
     }
 }
 
@@ -53,12 +74,17 @@ pub enum BootEvent {
     Init,
     /// The guest has loaded its hotplug driver.
     DriverLoaded,
+    /// The guest has plugged what was requested at its start.
+    Plugged,
+    /// All of that is usable.
+    Usable,
 }
 
 /// The stamps of the latest boot.
 #[derive(Clone, Debug)]
 pub struct BootStamps {
     timeline: BootTimeline,
+    start_cpu_ns: u64,
 }
 
 impl BootStamps {
@@ -70,33 +96,43 @@ impl BootStamps {
             boots: 1,
             ..BootTimeline::default()
         };
-        Self { timeline }
+        Self {
+            timeline,
+            start_cpu_ns: 0,
+        }
     }
 
     /// A further boot of the same process, which began when the guest asked
-    /// for it (`start_ns`). All other stamps are cleared.
-    pub fn begin_again(&mut self, start_ns: u64) {
+    /// for it. All other stamps are cleared.
+    pub fn begin_again(&mut self, start: Stamp) {
+        self.start_cpu_ns = start.cpu_ns;
         self.timeline = BootTimeline {
-            process_start_ns: start_ns,
+            process_start_ns: start.monotonic_ns,
             boots: self.timeline.boots.saturating_add(1),
             ..BootTimeline::default()
         };
     }
 
-    /// Stamps `event` at `at_ns` on the monotonic clock, unless this boot has
-    /// that stamp already.
-    pub fn stamp(&mut self, event: BootEvent, at_ns: u64) {
-        let since = at_ns.saturating_sub(self.timeline.process_start_ns);
-        let field = match event {
-            BootEvent::KernelRead => &mut self.timeline.kernel_read_ns,
-            BootEvent::MemoryCreated => &mut self.timeline.memory_created_ns,
-            BootEvent::KernelLoaded => &mut self.timeline.kernel_loaded_ns,
-            BootEvent::FirstEntry => &mut self.timeline.first_entry_ns,
-            BootEvent::KernelEntry => &mut self.timeline.kernel_entry_ns,
-            BootEvent::Init => &mut self.timeline.init_ns,
-            BootEvent::DriverLoaded => &mut self.timeline.driver_loaded_ns,
+    /// Stamps `event`, unless this boot has that stamp already.
+    pub fn stamp(&mut self, event: BootEvent, at: Stamp) {
+        let boot = &mut self.timeline;
+        let since_ns = at.monotonic_ns.saturating_sub(boot.process_start_ns);
+        let cpu_ns = at.cpu_ns.saturating_sub(self.start_cpu_ns);
+        let (field, cpu_field) = match event {
+            BootEvent::KernelRead => (&mut boot.kernel_read_ns, None),
+            BootEvent::MemoryCreated => (&mut boot.memory_created_ns, None),
+            BootEvent::KernelLoaded => (&mut boot.kernel_loaded_ns, None),
+            BootEvent::FirstEntry => (&mut boot.first_entry_ns, Some(&mut boot.first_entry_cpu_ns)),
+            BootEvent::KernelEntry => (&mut boot.kernel_entry_ns, None),
+            BootEvent::Init => (&mut boot.init_ns, Some(&mut boot.init_cpu_ns)),
+            BootEvent::DriverLoaded => (&mut boot.driver_loaded_ns, None),
+            BootEvent::Plugged => (&mut boot.plugged_ns, Some(&mut boot.plugged_cpu_ns)),
+            BootEvent::Usable => (&mut boot.usable_ns, Some(&mut boot.usable_cpu_ns)),
         };
-        field.get_or_insert(since);
+        field.get_or_insert(since_ns);
+        if let Some(cpu_field) = cpu_field {
+            cpu_field.get_or_insert(cpu_ns);
+        }
     }
 
     /// The stamps as a reply shows them.
@@ -120,12 +156,20 @@ mod tests {
         assert!(u128::from(second - first) <= elapsed.as_nanos());
     }
 
+    fn at(ns: u64) -> Stamp {
+        Stamp {
+            monotonic_ns: ns,
+            cpu_ns: ns / 2,
+        }
+    }
+
     #[test]
     fn stamps_count_from_the_start_and_the_first_of_a_kind_stays() {
         let mut boot = BootStamps::begin(1_000);
-        boot.stamp(BootEvent::Init, 1_500);
-        boot.stamp(BootEvent::Init, 9_000);
+        boot.stamp(BootEvent::Init, at(1_500));
+        boot.stamp(BootEvent::Init, at(9_000));
         assert_eq!(boot.timeline().init_ns, Some(500));
+        assert_eq!(boot.timeline().init_cpu_ns, Some(750));
         assert_eq!(boot.timeline().boots, 1);
     }
 
@@ -140,9 +184,9 @@ mod tests {
             BootEvent::Init,
             BootEvent::DriverLoaded,
         ] {
-            boot.stamp(event, 2_000);
+            boot.stamp(event, at(2_000));
         }
-        boot.begin_again(7_000);
+        boot.begin_again(at(7_000));
         let expected = BootTimeline {
             process_start_ns: 7_000,
             boots: 2,

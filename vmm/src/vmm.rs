@@ -20,7 +20,7 @@ use vmm_sys_util::signal::register_signal_handler;
 use crate::api::{ApiServer, Context, InterestChange, SocketError, VmControl};
 use crate::config::{SerialOption, VmConfig};
 use crate::console::ConsoleInput;
-use crate::coordinator::{Coordinator, CoordinatorError};
+use crate::coordinator::{Coordinator, CoordinatorError, RequestError};
 use crate::machine::{BuildError, Machine};
 use crate::protocol::{BootTimeline, EntryKind, KernelInfo, VmInfo, VmState};
 use crate::timeline::{BootEvent, monotonic_ns};
@@ -49,6 +49,9 @@ pub enum VmmError {
     /// The coordinator.
     #[error(transparent)]
     Coordinator(#[from] CoordinatorError),
+    /// The memory requested from the start.
+    #[error("--requested-memory: {0}")]
+    Requested(#[from] RequestError),
     /// The event loop itself.
     #[error("the event loop failed: {0}")]
     Loop(#[from] event_manager::Error),
@@ -91,6 +94,7 @@ struct Control {
     cpus: u32,
     kernel: KernelInfo,
     asked: Option<PowerRequest>,
+    vcpu_exits: u64,
 }
 
 impl VmControl for Control {
@@ -102,6 +106,7 @@ impl VmControl for Control {
             cpus: self.cpus,
             kernel: self.kernel.clone(),
             boot: boot.clone(),
+            vcpu_exits: self.vcpu_exits,
         }
     }
 
@@ -183,6 +188,9 @@ impl Vmm {
         let device_wake: Arc<dyn OwnerWake> = Arc::clone(&wake) as _;
         let effect_done = Arc::new(event_fd()?);
         let mut coordinator = Coordinator::new(&layout, process_start_ns, Arc::clone(&effect_done));
+        if let Some(total) = config.requested_memory {
+            coordinator.request_at_start(total)?;
+        }
         let mut machine = Machine::build(&kvm, &config, &layout, &device_wake)?;
         attach(&mut coordinator, &mut machine)?;
         let console = match config.serial {
@@ -194,6 +202,7 @@ impl Vmm {
             cpus: config.cpus,
             kernel: kernel_info(&config, &machine),
             asked: None,
+            vcpu_exits: 0,
         };
         machine.start()?;
         let vmm = Self {
@@ -346,17 +355,18 @@ impl Vmm {
         }
     }
 
-    /// The boot vCPU stamps its first entry without a wake-up.
-    fn take_first_entry(&mut self) {
-        let machine = self.machine.as_ref();
-        if let Some(stamp) = machine.and_then(|machine| machine.shared().first_entry_ns()) {
+    /// Takes over what the vCPUs note without a wake-up.
+    fn look_at_vcpus(&mut self) {
+        let Some(machine) = &self.machine else { return };
+        self.control.vcpu_exits = machine.shared().exits();
+        if let Some(stamp) = machine.shared().first_entry() {
             let boot = self.coordinator.boot_mut();
             boot.stamp(BootEvent::FirstEntry, stamp);
         }
     }
 
     fn on_api(&mut self, token: u32, set: EventSet, ops: &mut EventOps<'_>) {
-        self.take_first_entry();
+        self.look_at_vcpus();
         let Some(api) = self.api.as_mut() else { return };
         let mut context = Context {
             coordinator: &mut self.coordinator,
@@ -417,9 +427,9 @@ impl MutEventSubscriber for Vmm {
 fn attach(coordinator: &mut Coordinator, machine: &mut Machine) -> Result<(), VmmError> {
     let stamps = machine.stamps;
     let boot = coordinator.boot_mut();
-    boot.stamp(BootEvent::KernelRead, stamps.kernel_read_ns);
-    boot.stamp(BootEvent::MemoryCreated, stamps.memory_created_ns);
-    boot.stamp(BootEvent::KernelLoaded, stamps.kernel_loaded_ns);
+    boot.stamp(BootEvent::KernelRead, stamps.kernel_read);
+    boot.stamp(BootEvent::MemoryCreated, stamps.memory_created);
+    boot.stamp(BootEvent::KernelLoaded, stamps.kernel_loaded);
     if let Some(window) = machine.window.take() {
         coordinator.attach(window)?;
     }

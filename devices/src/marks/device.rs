@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::wire::{Mark, MarkKind};
 use super::{PRESENCE, QUEUE_CAPACITY};
-use crate::bus::{BusDevice, MonotonicClock, OwnerWake, lock};
+use crate::bus::{BusDevice, OwnerWake, Stamp, StampClock, lock};
 
 /// Bytes of a mark's value.
 const VALUE_BYTES: u64 = 8;
@@ -23,7 +23,7 @@ pub struct MarkCounters {
 #[derive(Clone, Copy, Debug)]
 struct Open {
     code: u8,
-    stamp_ns: u64,
+    stamp: Stamp,
     value: u64,
     /// Offset of the next byte, 1 to 8.
     next: u64,
@@ -42,13 +42,13 @@ struct State {
 pub struct BootMarks {
     state: Mutex<State>,
     wake: Arc<dyn OwnerWake>,
-    clock: MonotonicClock,
+    clock: StampClock,
 }
 
 impl BootMarks {
     /// A device without marks, stamping by `clock`.
     #[must_use]
-    pub fn new(wake: Arc<dyn OwnerWake>, clock: MonotonicClock) -> Self {
+    pub fn new(wake: Arc<dyn OwnerWake>, clock: StampClock) -> Self {
         Self {
             state: Mutex::new(State::default()),
             wake,
@@ -83,11 +83,11 @@ impl BootMarks {
 
 impl State {
     /// Takes one byte in. Returns whether a mark was queued.
-    fn write(&mut self, offset: u64, byte: u8, now_ns: u64) -> bool {
+    fn write(&mut self, offset: u64, byte: u8, now: Stamp) -> bool {
         if offset == 0 {
             self.open = Some(Open {
                 code: byte,
-                stamp_ns: now_ns,
+                stamp: now,
                 value: 0,
                 next: 1,
             });
@@ -119,7 +119,7 @@ impl State {
         self.queue.push_back(Mark {
             kind,
             value: open.value,
-            stamp_ns: open.stamp_ns,
+            stamp: open.stamp,
         });
         true
     }
@@ -151,13 +151,18 @@ impl BusDevice for BootMarks {
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        // Before the lock, so that waiting for it does not count.
-        let now_ns = (self.clock)();
+        // Before the lock, so that waiting for it does not count; only the
+        // code's byte is stamped.
+        let now = if offset == 0 {
+            (self.clock)()
+        } else {
+            Stamp::default()
+        };
         let mut queued = false;
         {
             let mut state = lock(&self.state);
             for (port, byte) in (offset..=u64::MAX).zip(data) {
-                queued |= state.write(port, *byte, now_ns);
+                queued |= state.write(port, *byte, now);
             }
         }
         if queued {
@@ -173,9 +178,13 @@ mod tests {
     use super::*;
     use crate::testing::Counter;
 
-    fn ticking() -> u64 {
+    fn ticking() -> Stamp {
         static NOW_NS: AtomicU64 = AtomicU64::new(1000);
-        NOW_NS.fetch_add(1, Ordering::Relaxed)
+        let monotonic_ns = NOW_NS.fetch_add(1, Ordering::Relaxed);
+        Stamp {
+            monotonic_ns,
+            cpu_ns: monotonic_ns / 2,
+        }
     }
 
     fn marks() -> (BootMarks, Arc<Counter>) {
@@ -213,7 +222,9 @@ mod tests {
         let mark = marks.take_mark().unwrap();
         assert_eq!(mark.kind, MarkKind::Usable);
         assert_eq!(mark.value, 0x0102_0304_0506_0708);
-        assert!(before < mark.stamp_ns && mark.stamp_ns < after);
+        let at_ns = mark.stamp.monotonic_ns;
+        assert!(before.monotonic_ns < at_ns && at_ns < after.monotonic_ns);
+        assert_eq!(mark.stamp.cpu_ns, at_ns / 2);
         assert_eq!(marks.take_mark(), None);
         assert_eq!(marks.counters(), MarkCounters::default());
     }

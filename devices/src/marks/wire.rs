@@ -1,5 +1,7 @@
 //! The codes of marks.
 
+use crate::bus::Stamp;
+
 /// What a guest marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MarkKind {
@@ -50,6 +52,6 @@ pub struct Mark {
     /// For [`MarkKind::Usable`] and [`MarkKind::UsableLate`]: bytes of
     /// hotplugged memory online in the guest.
     pub value: u64,
-    /// When the code was written, in nanoseconds of CLOCK_MONOTONIC.
-    pub stamp_ns: u64,
+    /// When the code was written.
+    pub stamp: Stamp,
 }

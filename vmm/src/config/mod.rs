@@ -90,6 +90,8 @@ pub struct VmConfig {
     pub memory: Bytes,
     /// Largest total as asked for.
     pub max_memory: Option<Bytes>,
+    /// Total requested from the start.
+    pub requested_memory: Option<Bytes>,
     /// LMB size.
     pub lmb_size: LmbSize,
     /// Guest's memory block.
@@ -146,6 +148,7 @@ impl VmConfig {
             cpus,
             memory: options.memory.unwrap_or(DEFAULT_MEMORY),
             max_memory: options.max_memory,
+            requested_memory: options.requested_memory,
             lmb_size: LmbSize::new(options.lmb_size.unwrap_or(DEFAULT_LMB))
                 .map_err(ConfigError::LmbSize)?,
             guest_block: match options.guest_block_size {
@@ -272,7 +275,7 @@ mod tests {
     fn options_survive_a_round_trip_through_a_file() {
         let options = parse(
             r#"{"kernel": "k", "initrd": "i", "cmdline": "c", "cpus": 3, "memory": "2G",
-                "max_memory": "4G", "lmb_size": "1G", "guest_block_size": "512M",
+                "max_memory": "4G", "requested_memory": "3G", "lmb_size": "1G", "guest_block_size": "512M",
                 "slot_size": "1G", "hugepages": "1G", "shared": true, "prefault": true,
                 "prefault_threads": 2, "serial": "off", "api_socket": "s",
                 "kernel_entry": "bzimage", "log_level": "debug"}"#,

@@ -72,6 +72,11 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub max_memory: Option<Bytes>,
 
+    /// Memory requested from the start, boot memory included: the guest plugs
+    /// what exceeds boot memory while it boots. Default: boot memory
+    #[arg(long, value_name = "SIZE")]
+    pub requested_memory: Option<Bytes>,
+
     /// Size of a Logical Memory Block, the unit in which memory is added and
     /// removed: a power of two from 2M to 4G. Default: 256M
     #[arg(long, value_name = "SIZE")]
@@ -152,6 +157,7 @@ impl Options {
             cpus: self.cpus.or(base.cpus),
             memory: self.memory.or(base.memory),
             max_memory: self.max_memory.or(base.max_memory),
+            requested_memory: self.requested_memory.or(base.requested_memory),
             lmb_size: self.lmb_size.or(base.lmb_size),
             guest_block_size: self.guest_block_size.or(base.guest_block_size),
             slot_size: self.slot_size.or(base.slot_size),

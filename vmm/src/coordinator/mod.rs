@@ -36,14 +36,14 @@ mod worker;
 use std::io;
 use std::sync::Arc;
 
-use lmb_devices::{BootMarks, Mark, MarkKind};
+use lmb_devices::{BootMarks, Mark, MarkKind, Stamp};
 use lmb_memory::{Bytes, Layout, LmbCount};
 use vmm_sys_util::eventfd::EventFd;
 
 use self::operation::{OpeningSizes, OperationLog, verb};
 use self::target::{Sizes, spread};
 use self::window::{Observer, Window};
-use crate::protocol::{MemoryRequest, Operation, OperationState};
+use crate::protocol::{DEFAULT_TIMEOUT_MS, MemoryAction, MemoryRequest, Operation, OperationState};
 use crate::timeline::{BootEvent, BootStamps, Clock, MonotonicClock};
 
 pub use self::operation::{CancelError, HISTORY, OperationCounts, OperationId};
@@ -172,7 +172,7 @@ impl Coordinator {
         self.windows.iter_mut().for_each(Window::reset);
         self.marks = None;
         self.last_usable_bytes = None;
-        self.boot.begin_again(asked_ns);
+        self.boot.begin_again(self.opening_stamp(asked_ns));
     }
 
     /// The VM ends: a running operation ends as aborted, so that its client
@@ -188,6 +188,14 @@ impl Coordinator {
         let plugged_bytes = self.total_bytes();
         self.log
             .end(OperationState::Aborted, plugged_bytes, Some(why.to_owned()));
+    }
+
+    /// A moment just past, with the CPU time used until now.
+    fn opening_stamp(&self, at_ns: u64) -> Stamp {
+        Stamp {
+            monotonic_ns: at_ns,
+            cpu_ns: self.clock.stamp().cpu_ns,
+        }
     }
 
     /// Stamps of the latest boot.
@@ -257,15 +265,22 @@ impl Coordinator {
                 return;
             }
         };
-        self.boot.stamp(event, mark.stamp_ns);
+        self.boot.stamp(event, mark.stamp);
     }
 
     fn on_usable(&mut self, mark: Mark, late: bool) {
         self.last_usable_bytes = Some(mark.value);
+        let requested = self.requested_bytes();
+        if requested > 0 && requested == mark.value && self.log.newest().is_none() {
+            self.boot.stamp(BootEvent::Usable, mark.stamp);
+        }
         let Some(record) = self.log.newest_mut() else {
             return;
         };
-        let since = mark.stamp_ns.checked_sub(record.shown.timeline.accepted_ns);
+        let since = mark
+            .stamp
+            .monotonic_ns
+            .checked_sub(record.shown.timeline.accepted_ns);
         let open = matches!(
             record.shown.state,
             OperationState::Running | OperationState::Done
@@ -277,6 +292,7 @@ impl Coordinator {
             && record.usable_bytes == mark.value
         {
             record.shown.timeline.usable_ns = Some(since);
+            record.shown.timeline.usable_cpu_ns = Some(record.cpu_since_accepted(mark.stamp));
             record.shown.timeline.usable_late = late;
         }
     }
@@ -324,6 +340,28 @@ impl Coordinator {
         Some(message)
     }
 
+    /// Requests memory from the start, so that the guest plugs it while it
+    /// boots; for a VM whose vCPUs have not run yet. `total` includes boot
+    /// memory. It is no operation: the boot's stamps tell when it was done.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError`] as for an operation that sets this size.
+    pub fn request_at_start(&mut self, total: Bytes) -> Result<(), RequestError> {
+        let request = MemoryRequest {
+            action: MemoryAction::Set,
+            size_bytes: Some(total.get()),
+            lmbs: None,
+            timeout_ms: DEFAULT_TIMEOUT_MS,
+            wait: false,
+            wait_usable: false,
+        };
+        let wanted_lmbs = self.sizes().wanted_lmbs(&request)?;
+        let limits: Vec<(u64, u64)> = self.windows.iter().map(window_limits).collect();
+        let shares = spread(&limits, wanted_lmbs);
+        self.announce(&shares)
+    }
+
     /// Starts an operation; one that runs ends as superseded. `accepted_ns` is
     /// when the request was read whole.
     ///
@@ -357,7 +395,9 @@ impl Coordinator {
             sizes.from_bytes,
             Some(superseded),
         );
-        let id = self.log.open(request, accepted_ns, sizes);
+        let id = self
+            .log
+            .open(request, self.opening_stamp(accepted_ns), sizes);
         self.announce(&shares)?;
         self.complete(false);
         Ok(id)
@@ -412,23 +452,50 @@ impl Coordinator {
     /// `answered` says that it was an answer to the guest that may have got
     /// there.
     fn complete(&mut self, answered: bool) {
-        if self.log.running().is_none() || !self.windows.iter().all(Window::settled) {
+        if !self.windows.iter().all(Window::settled) {
+            return;
+        }
+        if self.log.running().is_none() {
+            self.stamp_plugged_at_boot();
             return;
         }
         let plugged_bytes = self.total_bytes();
-        let last_answer_ns = self.windows.iter().filter_map(Window::last_answer_ns).max();
+        let last_answer = self
+            .windows
+            .iter()
+            .filter_map(Window::last_answer)
+            .max_by_key(|stamp| stamp.monotonic_ns);
         let last_usable_bytes = self.last_usable_bytes;
         if let Some(record) = self.log.running_mut() {
+            let last_answer =
+                last_answer.filter(|at| at.monotonic_ns >= record.shown.timeline.accepted_ns);
+            let cpu_ns = last_answer.map(|at| record.cpu_since_accepted(at));
+            let since_ns = last_answer.map(|at| record.since_accepted(at.monotonic_ns));
             let timeline = &mut record.shown.timeline;
-            let accepted_ns = timeline.accepted_ns;
             if answered {
-                timeline.last_answer_ns = last_answer_ns.and_then(|at| at.checked_sub(accepted_ns));
+                timeline.last_answer_ns = since_ns;
+                timeline.last_answer_cpu_ns = cpu_ns;
             } else if last_usable_bytes == Some(record.usable_bytes) {
                 // Nothing to do, and the guest has reported just this before.
                 timeline.usable_ns = Some(0);
             }
         }
         self.log.end(OperationState::Done, plugged_bytes, None);
+    }
+
+    /// A guest that was started with memory requested has it all.
+    fn stamp_plugged_at_boot(&mut self) {
+        let answered = self
+            .windows
+            .iter()
+            .filter_map(Window::last_answer)
+            .max_by_key(|stamp| stamp.monotonic_ns);
+        if let Some(stamp) = answered
+            && self.requested_bytes() > 0
+            && self.log.newest().is_none()
+        {
+            self.boot.stamp(BootEvent::Plugged, stamp);
+        }
     }
 
     /// Cancels a running operation: the target becomes what is plugged.

@@ -7,6 +7,8 @@
 
 use std::collections::VecDeque;
 
+use lmb_devices::Stamp;
+
 use crate::protocol::{
     MemoryAction, MemoryRequest, Operation, OperationState, OperationTimeline, RequestCounts,
 };
@@ -33,6 +35,8 @@ pub enum CancelError {
 pub(super) struct Record {
     /// As clients see it.
     pub(super) shown: Operation,
+    /// CPU time of the process when it was accepted.
+    pub(super) accepted_cpu_ns: u64,
     /// When it ends as incomplete, on the monotonic clock.
     pub(super) deadline_ns: u64,
     /// Bytes of hotplug memory that the guest reports when all is usable.
@@ -44,6 +48,11 @@ pub(super) struct Record {
 impl Record {
     pub(super) fn running(&self) -> bool {
         self.shown.state == OperationState::Running
+    }
+
+    /// CPU time from acceptance to `at`, nanoseconds.
+    pub(super) fn cpu_since_accepted(&self, at: Stamp) -> u64 {
+        at.cpu_ns.saturating_sub(self.accepted_cpu_ns)
     }
 
     /// Nanoseconds from acceptance to `at_ns`.
@@ -88,7 +97,7 @@ impl OperationLog {
     pub(super) fn open(
         &mut self,
         request: &MemoryRequest,
-        accepted_ns: u64,
+        accepted: Stamp,
         sizes: OpeningSizes,
     ) -> OperationId {
         let id = self.next_id;
@@ -106,7 +115,7 @@ impl OperationLog {
             lmb_size_bytes: sizes.lmb_bytes,
             timeout_ms: request.timeout_ms,
             timeline: OperationTimeline {
-                accepted_ns,
+                accepted_ns: accepted.monotonic_ns,
                 ..OperationTimeline::default()
             },
             requests: RequestCounts::default(),
@@ -115,7 +124,8 @@ impl OperationLog {
         let timeout_ns = request.timeout_ms.saturating_mul(1_000_000);
         self.records.push_back(Record {
             shown,
-            deadline_ns: accepted_ns.saturating_add(timeout_ns),
+            accepted_cpu_ns: accepted.cpu_ns,
+            deadline_ns: accepted.monotonic_ns.saturating_add(timeout_ns),
             usable_bytes: sizes.usable_bytes,
             usable_expected: true,
         });
@@ -231,7 +241,14 @@ mod tests {
             usable_bytes: 1,
             lmb_bytes: 1,
         };
-        log.open(&request, 100, sizes)
+        log.open(
+            &request,
+            Stamp {
+                monotonic_ns: 100,
+                cpu_ns: 50,
+            },
+            sizes,
+        )
     }
 
     #[test]

@@ -14,7 +14,7 @@
 use std::io;
 use std::sync::Arc;
 
-use lmb_devices::{MemConfig, MemRequest, MemResponse, RangeState, Ticket, VirtioMem};
+use lmb_devices::{MemConfig, MemRequest, MemResponse, RangeState, Stamp, Ticket, VirtioMem};
 use lmb_memory::{
     AccessMap, GuestRam, Ledger, LmbCount, LmbRange, LmbSize, Plan, PlanKind, Refusal, WindowLayout,
 };
@@ -75,7 +75,7 @@ pub(super) struct Window {
     reminder: Reminder,
     failed: Option<String>,
     last_trouble: Option<String>,
-    last_answer_ns: Option<u64>,
+    last_answer: Option<Stamp>,
     /// A cancelled operation left an effect in flight: the target follows it.
     follow_effect: bool,
 }
@@ -92,7 +92,7 @@ impl Window {
             reminder: Reminder::new(),
             failed: None,
             last_trouble: None,
-            last_answer_ns: None,
+            last_answer: None,
             follow_effect: false,
         }
     }
@@ -124,7 +124,7 @@ impl Window {
         self.reminder.clear();
         self.failed = None;
         self.last_trouble = None;
-        self.last_answer_ns = None;
+        self.last_answer = None;
         self.follow_effect = false;
     }
 
@@ -168,8 +168,8 @@ impl Window {
         self.ledger.plugged_lmbs() == self.ledger.requested_lmbs() && !self.busy()
     }
 
-    pub(super) fn last_answer_ns(&self) -> Option<u64> {
-        self.last_answer_ns
+    pub(super) fn last_answer(&self) -> Option<Stamp> {
+        self.last_answer
     }
 
     /// Why the guest may not get on, for people.
@@ -426,7 +426,7 @@ impl Window {
             let delivery = machine.device.answer(&machine.ram, ticket, response);
             tracing::debug!(window = self.id, ?response, ?delivery, "answered");
         }
-        self.last_answer_ns = Some(observer.clock.now_ns());
+        self.last_answer = Some(observer.clock.stamp());
         self.count(observer, |counts| {
             let count = match response {
                 MemResponse::Ack | MemResponse::AckState(_) => &mut counts.ack,

@@ -2,7 +2,7 @@
 //!
 //! States of a thread: waiting at the start barrier → running → ended. It ends
 //! when it is told to (`VcpuSet::stop`) or when KVM reports something that the
-//! guest cannot go on from; it says which through [`Shared::report`] and never
+//! guest cannot go on from; it says which through [`Shared`] and never
 //! acts on it: that is the event loop's part.
 
 pub mod cpuid;
@@ -10,16 +10,16 @@ mod kvm_run;
 pub mod regs;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{Killable, register_signal_handler};
 
 use crate::bus::Bus;
-use crate::timeline::monotonic_ns;
+use crate::timeline::stamp;
 use kvm_run::ImmediateExit;
-use lmb_devices::OwnerWake;
+use lmb_devices::{OwnerWake, Stamp};
 
 /// Offset from SIGRTMIN of the signal that interrupts KVM_RUN.
 const KICK_SIGNAL_OFFSET: i32 = 0;
@@ -94,7 +94,7 @@ pub enum VcpuFailure {
 pub struct Shared {
     bus: Bus,
     stop: AtomicBool,
-    first_entry_ns: AtomicU64,
+    first_entry: OnceLock<Stamp>,
     exits: AtomicU64,
     failure: Mutex<Option<VcpuFailure>>,
     wake: Arc<dyn OwnerWake>,
@@ -106,19 +106,16 @@ impl Shared {
         Self {
             bus,
             stop: AtomicBool::new(false),
-            first_entry_ns: AtomicU64::new(0),
+            first_entry: OnceLock::new(),
             exits: AtomicU64::new(0),
             failure: Mutex::new(None),
             wake,
         }
     }
 
-    /// When the boot vCPU first entered the guest, monotonic nanoseconds.
-    pub fn first_entry_ns(&self) -> Option<u64> {
-        match self.first_entry_ns.load(Ordering::Acquire) {
-            0 => None,
-            stamp => Some(stamp),
-        }
+    /// When the boot vCPU first entered the guest.
+    pub fn first_entry(&self) -> Option<Stamp> {
+        self.first_entry.get().copied()
     }
 
     /// Exits to user space so far, over all vCPUs.
@@ -213,9 +210,7 @@ fn kick_signal() -> i32 {
 
 fn run(cpu: u32, vcpu: &mut VcpuFd, shared: &Shared) {
     if cpu == 0 {
-        shared
-            .first_entry_ns
-            .store(monotonic_ns(), Ordering::Release);
+        let _ = shared.first_entry.set(stamp());
     }
     while !shared.stop.load(Ordering::SeqCst) {
         if let Err(failure) = step(cpu, vcpu, shared) {

@@ -39,6 +39,7 @@ impl VmControl for Control {
                 cmdline: "quiet".into(),
             },
             boot: boot.clone(),
+            vcpu_exits: 314,
         }
     }
 

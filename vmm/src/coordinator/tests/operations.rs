@@ -372,7 +372,7 @@ fn the_agent_is_told_the_target_before_the_driver_and_after_a_cancel() {
     rig.add(1);
     rig.run();
     let wake = Arc::new(lmb_devices::testing::Counter::default());
-    let marks = Arc::new(BootMarks::new(wake, crate::timeline::monotonic_ns));
+    let marks = Arc::new(BootMarks::new(wake, crate::timeline::stamp));
     rig.coordinator.attach_marks(Arc::clone(&marks));
     let told = || {
         let mut ports = [0; 9];

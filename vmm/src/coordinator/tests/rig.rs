@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lmb_devices::testing::{Counter, MemDriver};
 use lmb_devices::{
-    BusDevice, InterruptLine, Mark, MarkKind, MemConfig, MemFeatures, MemRequest, OwnerWake,
+    BusDevice, InterruptLine, Mark, MarkKind, MemConfig, MemFeatures, MemRequest, OwnerWake, Stamp,
     VirtioMem,
 };
 use lmb_memory::{
@@ -50,6 +50,14 @@ impl TestClock {
 impl Clock for TestClock {
     fn now_ns(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn stamp(&self) -> Stamp {
+        let monotonic_ns = self.now_ns();
+        Stamp {
+            monotonic_ns,
+            cpu_ns: monotonic_ns / 2,
+        }
     }
 }
 
@@ -405,7 +413,7 @@ impl Rig {
         let mark = Mark {
             kind: MarkKind::Usable,
             value: lmbs * LMB_BYTES,
-            stamp_ns: self.clock.now_ns(),
+            stamp: self.clock.stamp(),
         };
         self.coordinator.on_mark(mark);
     }
