@@ -41,11 +41,41 @@ fn set_slot(
         memory_size: size_bytes,
         userspace_addr: host_address,
     };
-    // SAFETY: `host_address..+size_bytes` is either a boot region or a slot of
-    // a window, both mapped by lmb_memory::host for longer than the VM that
-    // `vm` stands for (`Machine` drops the VM first). Parts of a window that
-    // are not plugged are PROT_NONE, which KVM reports as a fault.
+    // SAFETY: `host_address..+size_bytes` is a boot region or a slot of a
+    // window. lmb_memory::host mapped both and unmaps them only when
+    // `Machine` and the coordinator drop them, which they do after the vCPUs
+    // have stopped (`Machine::stop`); without a vCPU nothing reaches memory
+    // through a slot. Parts of a window that are not plugged are PROT_NONE,
+    // which KVM reports as a fault.
     unsafe { vm.set_user_memory_region(region) }
+}
+
+/// The slots of a VM, as a window sees them: KVM's, or a double in tests.
+pub trait MemorySlots: Send {
+    /// Makes slot `slot` show `size_bytes` of host memory at `host_address` to
+    /// the guest at `guest_address`; a size of 0 deletes it.
+    ///
+    /// # Errors
+    /// The kernel's reason; the slot is as it was.
+    fn set(
+        &mut self,
+        slot: u32,
+        guest_address: u64,
+        size_bytes: u64,
+        host_address: u64,
+    ) -> std::io::Result<()>;
+}
+
+impl MemorySlots for Arc<VmFd> {
+    fn set(
+        &mut self,
+        slot: u32,
+        guest_address: u64,
+        size_bytes: u64,
+        host_address: u64,
+    ) -> std::io::Result<()> {
+        set_slot(self, slot, guest_address, size_bytes, host_address).map_err(Into::into)
+    }
 }
 
 /// Gives KVM the boot memory, in slots from 0. Returns how many.
@@ -68,8 +98,8 @@ pub fn add_boot_memory(vm: &VmFd, regions: &[HostRegion]) -> Result<u32, kvm_ioc
 }
 
 /// A window's host memory and KVM slots as one effect.
-pub struct KvmWindow<M> {
-    vm: Arc<VmFd>,
+pub struct KvmWindow<S, M> {
+    slots: S,
     memory: M,
     first_slot: u32,
     window_start: u64,
@@ -81,25 +111,21 @@ pub struct KvmWindow<M> {
     in_use: u64,
 }
 
-impl<M: WindowMemory> KvmWindow<M> {
+impl<S: MemorySlots, M: WindowMemory> KvmWindow<S, M> {
     /// A window without slots yet; its slots are numbered from `first_slot`.
     /// `None` when the layout has no window.
-    pub fn new(vm: Arc<VmFd>, memory: M, layout: &Layout, first_slot: u32) -> Option<Self> {
+    pub fn new(slots: S, memory: M, layout: &Layout, first_slot: u32) -> Option<Self> {
         let window = layout.window.as_ref()?;
-        let slots = window
-            .range
-            .len()
-            .get()
-            .div_ceil(layout.slot_size.get().max(1));
+        let count = layout.window_slots();
         Some(Self {
-            vm,
+            slots,
             memory,
             first_slot,
             window_start: window.range.start().get(),
             window_bytes: window.range.len().get(),
             lmb_bytes: layout.lmb_size.bytes().get(),
             slot_bytes: layout.slot_size.get(),
-            plugged: vec![0; usize::try_from(slots).ok()?],
+            plugged: vec![0; usize::try_from(count).ok()?],
             in_use: 0,
         })
     }
@@ -123,7 +149,7 @@ impl<M: WindowMemory> KvmWindow<M> {
         parts
     }
 
-    fn set(&mut self, slot: usize, present: bool) -> Result<(), kvm_ioctls::Error> {
+    fn set(&mut self, slot: usize, present: bool) -> std::io::Result<()> {
         let offset = slot as u64 * self.slot_bytes;
         let size = if present {
             self.slot_bytes.min(self.window_bytes - offset)
@@ -136,7 +162,8 @@ impl<M: WindowMemory> KvmWindow<M> {
         let number = self
             .first_slot
             .saturating_add(u32::try_from(slot).unwrap_or(u32::MAX));
-        set_slot(&self.vm, number, self.window_start + offset, size, host)?;
+        self.slots
+            .set(number, self.window_start + offset, size, host)?;
         if present {
             self.in_use += 1;
         } else {
@@ -154,7 +181,8 @@ impl<M: WindowMemory> KvmWindow<M> {
                 && let Err(error) = self.set(slot, true)
             {
                 let undo = self.take_from_slots(&parts[..done]);
-                return Err(after_undo(slot_failure("adding", slot, error), undo));
+                let failure = EffectError::Undone(slot_failure("adding", slot, error));
+                return Err(after_undo(failure, undo));
             }
             self.plugged[slot] += lmbs;
         }
@@ -187,7 +215,7 @@ impl<M: WindowMemory> KvmWindow<M> {
                 .close(range)
                 .and_then(|()| self.memory.discard(range))
                 .map_err(|undo| undo.to_string());
-            after_undo(error.to_string(), undo)
+            after_undo(error, undo)
         })
     }
 
@@ -204,24 +232,26 @@ impl<M: WindowMemory> KvmWindow<M> {
                 .reopen(range)
                 .map_err(|undo| undo.to_string())
                 .and_then(|()| self.add_to_slots(range).map_err(|undo| undo.to_string()));
-            after_undo(error.to_string(), undo)
+            after_undo(EffectError::Undone(error.to_string()), undo)
         })
     }
 }
 
-/// The error of an effect by whether its undoing worked.
-fn after_undo(error: String, undo: Result<(), String>) -> EffectError {
+/// The error of an effect after the rest of it was undone too. What was left
+/// inconsistent on the way stays so.
+fn after_undo(error: EffectError, undo: Result<(), String>) -> EffectError {
+    let (EffectError::Undone(text) | EffectError::Inconsistent(text)) = &error;
     match undo {
-        Ok(()) => EffectError::Undone(error),
-        Err(undo) => EffectError::Inconsistent(format!("{error}; {undo}")),
+        Ok(()) => error,
+        Err(undo) => EffectError::Inconsistent(format!("{text}; {undo}")),
     }
 }
 
-fn slot_failure(what: &str, slot: usize, error: kvm_ioctls::Error) -> String {
+fn slot_failure(what: &str, slot: usize, error: std::io::Error) -> String {
     format!("{what} KVM memory slot {slot} of the window failed: {error}")
 }
 
-impl<M: WindowMemory> WindowEffects for KvmWindow<M> {
+impl<S: MemorySlots, M: WindowMemory> WindowEffects for KvmWindow<S, M> {
     fn plug(&mut self, runs: &[LmbRange]) -> Result<(), EffectError> {
         for (done, &run) in runs.iter().enumerate() {
             if let Err(error) = self.plug_range(run) {
@@ -229,7 +259,7 @@ impl<M: WindowMemory> WindowEffects for KvmWindow<M> {
                     .iter()
                     .try_for_each(|&run| self.unplug_range(run))
                     .map_err(|undo| undo.to_string());
-                return Err(after_undo(error.to_string(), undo));
+                return Err(after_undo(error, undo));
             }
         }
         Ok(())
@@ -244,7 +274,7 @@ impl<M: WindowMemory> WindowEffects for KvmWindow<M> {
                     .iter()
                     .try_for_each(|&run| self.plug_range(run))
                     .map_err(|undo| undo.to_string());
-                return Err(after_undo(error.to_string(), undo));
+                return Err(after_undo(error, undo));
             }
         }
         Ok(())
@@ -254,3 +284,7 @@ impl<M: WindowMemory> WindowEffects for KvmWindow<M> {
         self.in_use
     }
 }
+
+#[cfg(test)]
+#[path = "slots_tests.rs"]
+mod tests;

@@ -7,7 +7,7 @@ use lmb_devices::{BootMarks, BusDevice};
 use super::rig::{BOOT_LMBS, LMB_BYTES, Rig, WINDOW_LMBS};
 use crate::coordinator::{CancelError, Coordinator, RequestError};
 use crate::protocol::{MemoryAction, OperationState};
-use lmb_memory::{FaultKind, WindowOp};
+use lmb_memory::{Bytes, FaultKind, WindowOp};
 
 fn state(rig: &Rig, id: u64) -> OperationState {
     rig.operation(id).state
@@ -364,6 +364,32 @@ fn the_end_of_the_vm_ends_what_runs() {
     rig.coordinator.stop();
     assert_eq!(state(&rig, id), OperationState::Aborted);
     assert!(rig.coordinator.reply_due(id, true, 0));
+}
+
+#[test]
+fn memory_requested_at_the_start_is_stamped_with_the_boot_and_is_no_operation() {
+    let mut rig = Rig::new();
+    let total = Bytes::new((BOOT_LMBS + 2) * LMB_BYTES);
+    rig.coordinator.request_at_start(total).unwrap();
+    assert_eq!(rig.coordinator.boot().timeline().plugged_ns, None);
+    rig.run();
+    rig.assert_agreement();
+    assert_eq!(rig.plugged_lmbs(), 2);
+    rig.report_usable(2);
+    let boot = rig.coordinator.boot().timeline().clone();
+    assert!(boot.plugged_ns.is_some() && boot.plugged_ns < boot.usable_ns);
+    assert!(boot.plugged_cpu_ns < boot.usable_cpu_ns);
+    assert!(rig.coordinator.operations().is_empty());
+
+    let past = Bytes::new((BOOT_LMBS + WINDOW_LMBS + 1) * LMB_BYTES);
+    let refused = rig.coordinator.request_at_start(past);
+    assert!(matches!(refused, Err(RequestError::AboveMax { .. })));
+
+    // What an operation does later does not move the boot's stamps.
+    rig.add(1);
+    rig.run();
+    rig.report_usable(3);
+    assert_eq!(*rig.coordinator.boot().timeline(), boot);
 }
 
 #[test]
