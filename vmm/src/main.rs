@@ -1,5 +1,6 @@
 //! lmb-vmm: the command line. Errors are printed here, once, as one chain.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -86,12 +87,12 @@ fn run(cli: Cli, process_start_ns: u64) -> Result<(), Box<dyn std::error::Error>
             eprintln!("lmb-vmm: {}", change.describe(limits, &layout)?);
         }
         let report = LayoutReport::new(&layout);
-        if cli.json {
-            println!("{}", serde_json::to_string_pretty(&report)?);
+        let text = if cli.json {
+            format!("{}\n", serde_json::to_string_pretty(&report)?)
         } else {
-            print!("{report}");
-        }
-        return Ok(());
+            report.to_string()
+        };
+        return Ok(print_out(&text)?);
     }
     config.kernel()?;
     let kvm = kvm::open()?;
@@ -105,6 +106,14 @@ fn run(cli: Cli, process_start_ns: u64) -> Result<(), Box<dyn std::error::Error>
     }
     vmm::run(kvm, config, layout, process_start_ns)?;
     Ok(())
+}
+
+/// Writes to standard output; a reader that has seen enough is no error.
+fn print_out(text: &str) -> std::io::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
 }
 
 fn init_log(level: LogLevel) {
