@@ -3,7 +3,7 @@
 
 /// Messages of level warning and above that are no fault of the VMM: text that
 /// they contain, and why. Of a warning with a backtrace any line may contain it.
-const KNOWN: [(&str, &str); 5] = [
+const KNOWN: [(&str, &str); 6] = [
     (
         "XSAVE consistency problem",
         "QEMU's emulation of SVM does not intercept XSETBV, so the virtual host's KVM does not \
@@ -17,6 +17,10 @@ const KNOWN: [(&str, &str); 5] = [
     (
         "amd_pstate: the _CPC object is not present",
         "seen in QEMU's own guests: no VMM describes processor performance states",
+    ),
+    (
+        "PCI: Fatal: No config space access function found",
+        "the same, for a guest that is not told pci=off (as Firecracker tells its guests)",
     ),
     (
         "PCI: System does not support PCI",

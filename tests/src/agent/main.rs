@@ -4,9 +4,9 @@
 //! memory is online (see `watch`). Under another VMM, which has no boot-mark
 //! device, it does the same without marks.
 //!
-//! The order at the start matters: the init mark comes before everything else,
-//! and the uevent socket is open before the driver can
-//! make the first block. On the kernel command line `lmb.modules=off`
+//! The order at the start matters: the init mark comes before everything but
+//! /sys, where the VMM is known by its tables, and the uevent socket is open
+//! before the driver can make the first block. On the kernel command line `lmb.modules=off`
 //! leaves the driver out, and `lmb.uevent_bytes=N` gives events another room.
 
 use std::fs::{self, File};
@@ -42,14 +42,15 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     log::take_panics();
+    let sys = sys::mount(c"sysfs", c"/sys");
     let marks = Marks::open();
     if let Ok(Some(marks)) = &marks {
         marks.write(Mark::Init, 0);
     }
+    attempt("mount /sys", sys);
     for (kind, target) in [
         (c"devtmpfs", c"/dev"),
         (c"proc", c"/proc"),
-        (c"sysfs", c"/sys"),
         (c"tmpfs", c"/tmp"),
     ] {
         attempt(&format!("mount {target:?}"), sys::mount(kind, target));

@@ -7,12 +7,18 @@
 //! much hotplugged memory the guest is meant to have. Each byte costs an exit
 //! to the VMM, so both are used rarely.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 
 use crate::sys::Ports;
 
 /// First of the device's I/O ports.
 const PORT_BASE: u16 = 0x520;
+/// ACPI's device table, by whose maker a guest knows its VMM.
+const DSDT: &str = "/sys/firmware/acpi/tables/DSDT";
+/// OEMID in a table's header (ACPI 6.5, 5.2.6) and what it is with lmb-vmm.
+const OEM_ID: std::ops::Range<usize> = 10..16;
+const OEM: &[u8] = b"LMBVMM";
 /// What a read of the first port gives where the device exists ('L').
 const PRESENT: u8 = 0x4c;
 /// Bytes of a mark: code and value, one for each port.
@@ -63,12 +69,15 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// Opens the device. `Ok(None)` where another VMM runs this guest: there
-    /// nothing may be written to ports that could be somebody else's.
+    /// Opens the device; /sys must be there. `Ok(None)` where another VMM runs
+    /// this guest: there no port is touched, which could be somebody else's.
     ///
     /// # Errors
     /// When the kernel gives user space no I/O ports.
     pub(crate) fn open() -> io::Result<Option<Self>> {
+        if !made_by_lmb_vmm() {
+            return Ok(None);
+        }
         let ports = Ports::open(PORT_BASE, PORTS)?;
         Ok((ports.read(0) == PRESENT).then_some(Self { ports }))
     }
@@ -89,6 +98,13 @@ impl Marks {
         }
         decode(bytes)
     }
+}
+
+fn made_by_lmb_vmm() -> bool {
+    let mut header = [0; OEM_ID.end];
+    File::open(DSDT)
+        .and_then(|mut table| table.read_exact(&mut header))
+        .is_ok_and(|()| header[OEM_ID] == *OEM)
 }
 
 #[cfg(test)]
