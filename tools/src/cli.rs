@@ -14,6 +14,8 @@ use crate::exit::{self, Exit};
 use crate::guest::cli::GuestArgs;
 use crate::host::cli::HostArgs;
 use crate::mem::{self, MemCommand};
+use crate::plan::cli::PlanArgs;
+use crate::report::cli::ReportArgs;
 use crate::run::{self, RunArgs};
 use crate::runtime::SocketArgs;
 use crate::vm::{self, VmCommand};
@@ -80,6 +82,14 @@ Examples:
     /// Run commands in the virtual KVM host, on machines without KVM of their own
     Host(HostArgs),
 
+    /// Say what LMB sizes come to: counts, blocks, slots, requests, memory for memory's description
+    #[command(after_long_help = crate::plan::cli::HELP)]
+    Plan(PlanArgs),
+
+    /// Draw tables from results of benchmarks
+    #[command(after_long_help = crate::report::cli::HELP)]
+    Report(ReportArgs),
+
     /// Print completions for a shell
     #[command(after_long_help = "\
 Examples:
@@ -125,6 +135,8 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Mem { command } => mem::run(&command)?,
         Command::Vm { command } => vm::run(&command)?,
         Command::Metrics(socket) => vm::metrics(&socket)?,
+        Command::Plan(args) => (crate::plan::cli::run(&args)?, Exit::Done),
+        Command::Report(args) => (crate::report::cli::run(&args)?, Exit::Done),
         Command::Completions { shell } => (completions(shell)?, Exit::Done),
         Command::Man { out } => {
             man(&out)?;
@@ -136,7 +148,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes to standard output. A reader that has seen enough is no error.
-fn print(text: &str) -> anyhow::Result<()> {
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
     match stdout
         .write_all(text.as_bytes())

@@ -184,6 +184,26 @@ fn no_vm_and_wrong_lines_have_codes_of_their_own() {
     );
 }
 
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    for arguments in [
+        &["completions", "bash"][..],
+        &["host", "check"],
+        &["run", "--help"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = lmb().args(arguments).stdout(writer).output().unwrap();
+        assert_eq!(text(&output.stderr), "", "{arguments:?}");
+        // `host check` answers by its exit code.
+        assert!(
+            matches!(output.status.code(), Some(0 | 1)),
+            "{arguments:?}: {}",
+            output.status
+        );
+    }
+}
+
 /// A program in the VMM's place, and a directory for its socket.
 struct Stand {
     dir: tempfile::TempDir,

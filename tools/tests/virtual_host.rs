@@ -4,9 +4,12 @@
 #![allow(clippy::unwrap_used, reason = "a failing step fails the test")]
 
 use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::thread;
 use std::time::Duration;
 
-use lmb_tools::host::{Clock, HostError, HostRun};
+use lmb_tools::host::{Clock, HostError, HostRun, attach};
 use lmb_tools::packages::{Cache, DEFAULT_KERNEL_PACKAGE, KernelPackage, qemu};
 
 fn host(script: &str) -> HostRun {
@@ -72,6 +75,61 @@ fn what_the_command_leaves_running_does_not_hold_the_host() {
     let (code, lines) = run(&host);
     assert_eq!(code, 3, "{lines:?}");
     assert_eq!(lines, ["no terminal", "left"]);
+}
+
+#[test]
+fn a_command_reads_its_input_unchanged_and_to_its_end() {
+    // More than every buffer on its way holds, for a command that starts to
+    // read late, with each byte that a terminal would take for itself.
+    let input: Vec<u8> = (0..=255).cycle().take(3 << 20).collect();
+    let mut host = host("[ -t 0 ] || echo 'no terminal'; seq 1 300000 >/dev/null; md5sum; cat; echo over");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), &input).unwrap();
+    let here = std::process::Command::new("md5sum")
+        .stdin(std::fs::File::open(file.path()).unwrap())
+        .output()
+        .unwrap();
+    let state = tempfile::tempdir().unwrap();
+    let cache = Cache::at(state.path()).unwrap();
+    host.limit = Duration::from_secs(180);
+    let (attached, end) = attach().unwrap();
+    let mut output = Vec::new();
+    let code = thread::scope(|scope| {
+        let copying = scope.spawn(|| attached.copy_all(input.as_slice()));
+        let code = host.run_attached(&cache, end, &mut |bytes| output.write_all(bytes));
+        copying.join().unwrap().unwrap();
+        code
+    });
+    let text = String::from_utf8_lossy(&output[..output.len().min(200)]);
+    assert_eq!(code.unwrap(), 0, "{text}");
+    let sum = String::from_utf8(here.stdout).unwrap();
+    assert_eq!(text, format!("no terminal\n{sum}over\n"));
+}
+
+#[test]
+fn a_command_and_its_caller_can_talk_and_a_stop_ends_them() {
+    let host = host("while read -r line; do echo \"got $line\"; done; sleep 1000");
+    let state = tempfile::tempdir().unwrap();
+    let cache = Cache::at(state.path()).unwrap();
+    let (attached, end) = attach().unwrap();
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    let error = thread::scope(|scope| {
+        let running = scope.spawn(|| {
+            let mut output = |bytes: &[u8]| theirs.write_all(bytes);
+            host.run_attached(&cache, end, &mut output).unwrap_err()
+        });
+        let mut input = attached.input();
+        for word in ["one", "\x03two\x1a"] {
+            input.write_all(format!("{word}\n").as_bytes()).unwrap();
+            let mut answer = vec![0; word.len() + 5];
+            ours.read_exact(&mut answer).unwrap();
+            assert_eq!(answer, format!("got {word}\n").into_bytes());
+        }
+        assert!(attached.end_input().unwrap());
+        attached.stop();
+        running.join().unwrap()
+    });
+    assert!(matches!(error, HostError::Stopped), "{error}");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 
 use super::{DEFAULT_MODULES, GuestImage, default_agent};
+use crate::cli::print;
 use crate::initramfs::FileArgument;
 use crate::packages::{Cache, DEFAULT_KERNEL_PACKAGE, KernelPackage, Progress};
 
@@ -111,11 +112,12 @@ fn fetch(args: &FetchArgs) -> Result<ExitCode> {
         .kernel
         .resolve(&cache, &|text: &str| progress.step(text))?;
     progress.clear();
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&kernel)?);
+    let text = if args.json {
+        serde_json::to_string_pretty(&kernel)? + "\n"
     } else {
-        print_kernel(&kernel);
-    }
+        kernel_text(&kernel)
+    };
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -140,12 +142,12 @@ fn build(args: BuildArgs) -> Result<ExitCode> {
     };
     let built = image.build(&cache, args.out.as_deref(), &note)?;
     progress.clear();
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&built)?);
+    let text = if args.json {
+        serde_json::to_string_pretty(&built)? + "\n"
     } else {
-        print_kernel(&built.kernel);
-        println!(
-            "initramfs {} ({} bytes, {}; modules {})",
+        format!(
+            "{}initramfs {} ({} bytes, {}; modules {})\n",
+            kernel_text(&built.kernel),
             built.initramfs.display(),
             built.size_bytes,
             if built.written {
@@ -154,18 +156,22 @@ fn build(args: BuildArgs) -> Result<ExitCode> {
                 "unchanged"
             },
             built.modules.join(" ")
-        );
-    }
+        )
+    };
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_kernel(kernel: &KernelPackage) {
-    println!(
-        "kernel    {} ({})",
+fn kernel_text(kernel: &KernelPackage) -> String {
+    let modules = kernel
+        .modules_dir
+        .as_ref()
+        .map_or(String::new(), |directory| {
+            format!("modules   {}\n", directory.display())
+        });
+    format!(
+        "kernel    {} ({})\n{modules}",
         kernel.vmlinuz.display(),
         kernel.version
-    );
-    if let Some(directory) = &kernel.modules_dir {
-        println!("modules   {}", directory.display());
-    }
+    )
 }

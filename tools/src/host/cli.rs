@@ -2,18 +2,21 @@
 //! whether this machine needs it.
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 
 use super::{
-    Clock, DEFAULT_PHYS_BITS, Distance, EXIT_HOST_FAILED, EXIT_TIMEOUT, HostError, HostRun,
-    Threads, detect,
+    Clock, DEFAULT_PHYS_BITS, Distance, EXIT_HOST_FAILED, EXIT_NO_READER, EXIT_TIMEOUT, HostEnd,
+    HostError, HostRun, Threads, attach, detect,
 };
+use crate::cli::print;
 use crate::guest::cli::KernelArgs;
 use crate::initramfs::FileArgument;
 use crate::packages::{self, Cache, Progress};
@@ -39,9 +42,18 @@ enum HostCommand {
 const RUN_HELP: &str = "\
 The command's output is streamed to standard output, its standard error with it.
 Exit codes: the command's own; 124 when the time limit passed; 125 when the host
-itself failed. Inside, LMB_HOST_KIND says what kind of host it is.
+itself failed; 141 when nobody reads the output any more. Inside, LMB_HOST_KIND
+says what kind of host it is.
 
-Example: lmb host run --file target/release/lmb-vmm -- lmb-vmm --version";
+With --input the command reads this program's standard input, every byte
+unchanged, and its end of file when that ends. It is no terminal inside. Where it
+is one here, it keeps its line editing: what is typed goes in line by line,
+Ctrl-D ends the input, Ctrl-C the host. Without --input the command reads an end
+of file at once.
+
+Examples:
+  lmb host run --file target/release/lmb-vmm -- lmb-vmm --version
+  lmb host run --input -- sh -s < script.sh";
 
 #[derive(Args, Debug)]
 struct RunArgs {
@@ -82,6 +94,9 @@ struct RunArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 600,
           value_parser = clap::value_parser!(u64).range(1..))]
     limit_s: u64,
+    /// Pass standard input on to the command
+    #[arg(long)]
+    input: bool,
     /// A file or directory to put into the host; without DEST programs go to
     /// /bin and the rest to / (may be given again)
     #[arg(long = "file", value_name = "SOURCE[:/DEST]")]
@@ -105,42 +120,90 @@ struct RunArgs {
 pub fn run(args: HostArgs) -> Result<ExitCode> {
     match args.command {
         HostCommand::Run(args) => run_command(*args),
-        HostCommand::Check => Ok(check()),
+        HostCommand::Check => check(),
     }
 }
 
-fn check() -> ExitCode {
-    match detect::native_kvm() {
-        Ok(()) => {
-            println!("{}", detect::host_kind());
-            ExitCode::SUCCESS
-        }
-        Err(reason) => {
-            println!("{reason}");
-            ExitCode::FAILURE
-        }
-    }
+fn check() -> Result<ExitCode> {
+    let (text, code) = match detect::native_kvm() {
+        Ok(()) => (detect::host_kind(), ExitCode::SUCCESS),
+        Err(reason) => (reason.to_string(), ExitCode::FAILURE),
+    };
+    print(&format!("{text}\n"))?;
+    Ok(code)
 }
 
 fn run_command(args: RunArgs) -> Result<ExitCode> {
     let progress = Progress::new();
     let cache = Cache::open()?;
+    let input = args.input;
     let host = host_run(args, &cache, &progress)?;
-    Ok(ExitCode::from(stream(&host, &cache, &progress)))
+    let code = if input {
+        stream_input(&host, &cache, &progress)?
+    } else {
+        stream(&host, &cache, &progress)
+    };
+    Ok(ExitCode::from(code))
+}
+
+/// As [`stream`], with the command's input from standard input.
+fn stream_input(host: &HostRun, cache: &Cache, progress: &Progress) -> Result<u8> {
+    let (attached, end) = attach().context("cannot make the command's input")?;
+    let attached = Arc::new(attached);
+    let copier = Arc::clone(&attached);
+    // It may wait for standard input when all is over, and ends with the
+    // process then.
+    thread::Builder::new()
+        .name("host-input".to_owned())
+        .spawn(move || {
+            if let Err(error) = copier.copy_all(io::stdin().lock()) {
+                eprintln!("lmb: the command's input ends early: {error}");
+            }
+        })
+        .context("cannot start a thread")?;
+    let code = exit_code(run_on_stdout(host, cache, progress, Some(end)));
+    drop(attached);
+    Ok(code)
 }
 
 /// Runs the host with its command's output on standard output, and what goes
 /// wrong on standard error: the exit code.
 pub fn stream(host: &HostRun, cache: &Cache, progress: &Progress) -> u8 {
+    exit_code(run_on_stdout(host, cache, progress, None))
+}
+
+/// Runs the host with its command's output on standard output.
+///
+/// # Errors
+/// As [`HostRun::run_attached`].
+pub(crate) fn run_on_stdout(
+    host: &HostRun,
+    cache: &Cache,
+    progress: &Progress,
+    end: Option<HostEnd>,
+) -> Result<u8, HostError> {
     progress.show("booting the virtual KVM host");
-    let mut stdout = std::io::stdout().lock();
-    let outcome = host.run(cache, &mut |bytes| {
+    let mut stdout = io::stdout().lock();
+    let mut output = |bytes: &[u8]| {
         progress.clear();
         stdout.write_all(bytes).and_then(|()| stdout.flush())
-    });
+    };
+    let outcome = match end {
+        Some(end) => host.run_attached(cache, end, &mut output),
+        None => host.run(cache, &mut output),
+    };
     progress.clear();
+    outcome
+}
+
+/// The exit code for a run's outcome; what went wrong is said here.
+pub(crate) fn exit_code(outcome: Result<u8, HostError>) -> u8 {
     let error = match outcome {
         Ok(code) => return code,
+        // A reader that has seen enough.
+        Err(HostError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
+            return EXIT_NO_READER;
+        }
         Err(error) => error,
     };
     eprintln!("lmb: {error}");
@@ -149,7 +212,8 @@ pub fn stream(host: &HostRun, cache: &Cache, progress: &Progress) -> u8 {
         HostError::Refused(_)
         | HostError::Start(_)
         | HostError::Failed { .. }
-        | HostError::Output(_) => EXIT_HOST_FAILED,
+        | HostError::Output(_)
+        | HostError::Stopped => EXIT_HOST_FAILED,
     }
 }
 

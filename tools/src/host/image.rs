@@ -15,9 +15,13 @@ use crate::packages::{self, Cache};
 /// The modules that make `/dev/kvm` on an emulated AMD processor.
 const MODULES: [&str; 1] = ["kvm_amd"];
 
+/// What is needed beside them where the command has an input.
+const INPUT_MODULES: [&str; 2] = ["virtio_pci", "virtio_console"];
+
 /// `/init` of the host. Its own standard output is the console; file
-/// descriptor 3 is the status port, 4 the command's. The command writes to a
-/// pipe, since programs draw for people where they see a terminal. When it has
+/// descriptor 3 is the status port, 4 the command's output, 5 its input. The
+/// port of the input comes by and by: its device appears, then it is connected,
+/// which the writing of one byte waits for. The command writes to a pipe, since programs draw for people where they see a terminal. When it has
 /// ended, whatever it left running is killed, so that the pipe ends and all
 /// that was in it goes out; `stty` waits until the port has sent it.
 const INIT: &str = r#"#!/bin/sh
@@ -43,11 +47,23 @@ while read -r kb want; do
 done < /lmb/hugepages
 hostname lmb-host
 ip link set lo up
+if [ -e /lmb/input ]; then
+  tries=0
+  until port=$(ls /dev/vport* 2>/dev/null); do
+    tries=$((tries + 1))
+    [ "$tries" -le 100 ] || fail "the port of the command's input does not appear"
+    sleep 0.1
+  done
+  exec 5<>"$port"
+  echo >&5
+else
+  exec 5</dev/null
+fi
 echo ready >&3
 mkfifo /lmb/output
-cat </lmb/output >&4 3>&- &
+cat </lmb/output >&4 3>&- 5<&- &
 cat=$!
-sh /lmb/command </dev/null >/lmb/output 2>&1 3>&- 4>&-
+sh /lmb/command <&5 >/lmb/output 2>&1 3>&- 4>&- 5<&-
 code=$?
 for round in 1 2; do
   for process in /proc/[0-9]*; do
@@ -70,6 +86,7 @@ pub(super) fn build(
     run: &HostRun,
     cache: &Cache,
     qemu_version: &str,
+    input: bool,
     note: &dyn Fn(&str),
 ) -> Result<Vec<u8>> {
     let mut archive = Initramfs::new();
@@ -78,8 +95,13 @@ pub(super) fn build(
     }
     archive.file("init", 0o755, INIT.as_bytes())?;
     archive.busybox(&packages::busybox(cache, note)?)?;
-    guest::add_modules(&mut archive, &run.kernel, &MODULES)
-        .context("the host's kernel lacks KVM")?;
+    let mut modules = MODULES.to_vec();
+    if input {
+        modules.extend(INPUT_MODULES);
+        archive.file("lmb/input", 0o644, b"")?;
+    }
+    guest::add_modules(&mut archive, &run.kernel, &modules)
+        .context("the host's kernel lacks KVM, or virtio's console for the command's input")?;
     archive.file("lmb/hugepages", 0o644, huge_pages(run).as_bytes())?;
     for file in &run.files {
         file.add_to(&mut archive)?;

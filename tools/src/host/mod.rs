@@ -6,10 +6,12 @@
 //! All it needs is in its initramfs; nothing of it remains. Three serial ports
 //! leave it: the kernel's console goes to a file that is shown when the host
 //! fails, the command's output is streamed, and the third carries what the
-//! host's own `/init` reports: `ready`, `failed TEXT`, `exit CODE`. The run is
-//! bounded by wall time; past it the processors' state is saved and QEMU is
-//! killed. The thread in [`HostRun::run`] owns the QEMU process.
+//! host's own `/init` reports: `ready`, `failed TEXT`, `exit CODE`. The command
+//! reads nothing, or what is [attached](attach). The run is bounded by wall
+//! time; past it the processors' state is saved and QEMU is killed. The thread
+//! in [`HostRun::run`] owns the QEMU process.
 
+mod attach;
 pub mod cli;
 pub mod detect;
 mod image;
@@ -25,6 +27,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+pub use attach::{Attached, HostEnd, attach};
+
 use crate::initramfs::FileArgument;
 use crate::packages::{Cache, KernelPackage};
 
@@ -32,6 +36,10 @@ use crate::packages::{Cache, KernelPackage};
 pub const EXIT_TIMEOUT: u8 = 124;
 /// Exit code of `lmb host run` when the host itself failed.
 pub const EXIT_HOST_FAILED: u8 = 125;
+
+/// Exit code of `lmb host run` when its output has no reader any more: 128 and
+/// the number of SIGPIPE, as a shell has it.
+pub const EXIT_NO_READER: u8 = 141;
 
 /// What the host's clock counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -166,7 +174,23 @@ impl HostRun {
         cache: &Cache,
         output: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<u8, HostError> {
-        run::run(self, cache, output)
+        run::run(self, cache, None, output)
+    }
+
+    /// As [`HostRun::run`], with the command's standard input from the other
+    /// end of `end`, which can also stop the run. QEMU is then in a process
+    /// group of its own, so that a signal from the terminal is the caller's to
+    /// handle.
+    ///
+    /// # Errors
+    /// As [`HostRun::run`], and when it was stopped.
+    pub fn run_attached(
+        &self,
+        cache: &Cache,
+        end: HostEnd,
+        output: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<u8, HostError> {
+        run::run(self, cache, Some(end), output)
     }
 
     /// As [`HostRun::run`], with the output in lines, without their ends. A
@@ -220,6 +244,9 @@ pub enum HostError {
     /// The command's output could not be passed on.
     #[error("cannot write the command's output, so the virtual KVM host was stopped: {0}")]
     Output(io::Error),
+    /// [`Attached::stop`] was called.
+    #[error("the virtual KVM host was stopped")]
+    Stopped,
     /// The wall-time limit passed.
     #[error(
         "the virtual KVM host did not end within {limit_s} s and was stopped {stage}; raise \

@@ -24,6 +24,8 @@ pub(super) struct RunFiles<'a> {
     pub(super) console: &'a Path,
     pub(super) status: &'a Path,
     pub(super) monitor: &'a Path,
+    /// Whether standard input is the socket of the command's input.
+    pub(super) input: bool,
 }
 
 const LEAST_MEMORY_MIB: u64 = 512;
@@ -113,7 +115,8 @@ fn check_nodes(run: &HostRun) -> Result<(), HostError> {
     Ok(())
 }
 
-/// All arguments of QEMU. The command's output leaves by its standard output.
+/// All arguments of QEMU. The command's output leaves by its standard output;
+/// its input, if there is one, is the socket that is QEMU's standard input.
 pub(super) fn arguments(run: &HostRun, files: &RunFiles<'_>) -> Vec<OsString> {
     let mut list = Arguments(Vec::new());
     list.text(
@@ -141,7 +144,15 @@ pub(super) fn arguments(run: &HostRun, files: &RunFiles<'_>) -> Vec<OsString> {
     );
     list.text("-display", "none");
     list.path("-chardev", "file,id=console,path=", files.console, "");
-    list.text("-chardev", "stdio,id=output,signal=off");
+    if files.input {
+        // The `stdio` backend would read the socket, too.
+        list.text("-chardev", "file,id=output,path=/dev/stdout");
+        list.text("-chardev", "socket,id=input,fd=0");
+        list.text("-device", "virtio-serial-pci,max_ports=2");
+        list.text("-device", "virtserialport,chardev=input");
+    } else {
+        list.text("-chardev", "stdio,id=output,signal=off");
+    }
     list.path("-chardev", "file,id=status,path=", files.status, "");
     for port in ["console", "output", "status"] {
         list.text("-serial", &format!("chardev:{port}"));

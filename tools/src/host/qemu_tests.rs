@@ -16,11 +16,16 @@ fn host() -> HostRun {
 }
 
 fn text(run: &HostRun) -> String {
+    text_with(run, false)
+}
+
+fn text_with(run: &HostRun, input: bool) -> String {
     let files = RunFiles {
         initramfs: Path::new("/w/initramfs"),
         console: Path::new("/w,x/console"),
         status: Path::new("/w/status"),
         monitor: Path::new("/w/monitor"),
+        input,
     };
     let words: Vec<String> = arguments(run, &files)
         .into_iter()
@@ -66,6 +71,18 @@ fn the_serial_ports_are_console_output_and_status_in_this_order() {
     assert!(at("-serial chardev:console") < at("-serial chardev:output"));
     assert!(at("-serial chardev:output") < at("-serial chardev:status"));
     assert!(text.contains("stdio,id=output"));
+}
+
+#[test]
+fn an_input_takes_standard_input_alone_and_moves_no_port() {
+    let (without, with) = (text(&host()), text_with(&host(), true));
+    assert!(!without.contains("virtio") && !without.contains("id=input"));
+    assert!(with.contains("-chardev socket,id=input,fd=0"), "{with}");
+    assert!(with.contains("virtserialport,chardev=input"), "{with}");
+    // Two backends on one descriptor would share its bytes out.
+    assert!(!with.contains("stdio,id="), "{with}");
+    let ports = |text: &str| text.matches("-serial chardev:").count();
+    assert_eq!(ports(&with), ports(&without));
 }
 
 #[test]

@@ -7,8 +7,11 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -16,7 +19,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 
 use super::qemu::{self, RunFiles};
-use super::{FailureLog, HostError, HostRun, image, monitor};
+use super::{FailureLog, HostEnd, HostError, HostRun, image, monitor};
 use crate::packages::{self, Cache};
 
 /// How many lines of each log an error shows.
@@ -123,13 +126,20 @@ impl Report {
 
 type Output<'a> = &'a mut dyn FnMut(&[u8]) -> std::io::Result<()>;
 
-pub(super) fn run(run: &HostRun, cache: &Cache, output: Output<'_>) -> Result<u8, HostError> {
+pub(super) fn run(
+    run: &HostRun,
+    cache: &Cache,
+    end: Option<HostEnd>,
+    output: Output<'_>,
+) -> Result<u8, HostError> {
     qemu::check(run)?;
+    let stop = end.as_ref().map(|end| Arc::clone(&end.stop));
+    let stopped = || stop.as_ref().is_some_and(|stop| stop.is_asked());
     let workplace = Workplace::new()
         .context("cannot make a temporary directory")
         .map_err(HostError::Start)?;
-    prepare(run, cache, &workplace).map_err(HostError::Start)?;
-    let mut machine = Machine::start(run, &workplace).map_err(HostError::Start)?;
+    prepare(run, cache, &workplace, end.is_some()).map_err(HostError::Start)?;
+    let mut machine = Machine::start(run, &workplace, end).map_err(HostError::Start)?;
     let deadline = Instant::now().checked_add(run.limit);
     let in_time = pass_on(&machine.chunks, deadline, output).map_err(HostError::Output)?;
     if !in_time {
@@ -150,6 +160,9 @@ pub(super) fn run(run: &HostRun, cache: &Cache, output: Output<'_>) -> Result<u8
         .end()
         .context("cannot wait for QEMU")
         .map_err(HostError::Start)?;
+    if stopped() {
+        return Err(HostError::Stopped);
+    }
     conclude(cache, &workplace, status)
 }
 
@@ -168,9 +181,9 @@ fn conclude(cache: &Cache, workplace: &Workplace, status: ExitStatus) -> Result<
     Err(HostError::Failed { reason, log })
 }
 
-fn prepare(run: &HostRun, cache: &Cache, workplace: &Workplace) -> Result<()> {
+fn prepare(run: &HostRun, cache: &Cache, workplace: &Workplace, input: bool) -> Result<()> {
     let version = qemu::version(&run.qemu)?;
-    let initramfs = image::build(run, cache, &version, &|_| {})?;
+    let initramfs = image::build(run, cache, &version, input, &|_| {})?;
     let path = workplace.path("initramfs");
     fs::write(&path, initramfs).with_context(|| format!("cannot write {}", path.display()))
 }
@@ -182,7 +195,7 @@ struct Machine {
 }
 
 impl Machine {
-    fn start(run: &HostRun, workplace: &Workplace) -> Result<Machine> {
+    fn start(run: &HostRun, workplace: &Workplace, end: Option<HostEnd>) -> Result<Machine> {
         let messages = File::create(workplace.path("qemu.log")).context("cannot make a log")?;
         let arguments = qemu::arguments(
             run,
@@ -191,23 +204,40 @@ impl Machine {
                 console: &workplace.path("console.log"),
                 status: &workplace.path("status"),
                 monitor: &workplace.path("monitor"),
+                input: end.is_some(),
             },
         );
-        let mut child = tied_to_this_process(&run.qemu)
+        let mut command = tied_to_this_process(&run.qemu);
+        command
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(messages)
+            .stderr(messages);
+        let mut stop = None;
+        if let Some(end) = end {
+            command.stdin(OwnedFd::from(end.input)).process_group(0);
+            stop = Some(end.stop);
+        }
+        let mut child = command
             .spawn()
             .with_context(|| format!("cannot run {}", run.qemu.display()))?;
+        // With the command goes this process's copy of QEMU's socket: its
+        // other end sees when QEMU is gone.
+        drop(command);
         let (sender, chunks) = sync_channel(64);
-        if let Some(stdout) = child.stdout.take() {
+        let stdout = child.stdout.take();
+        let machine = Machine { child, chunks };
+        if let Some(stop) = stop {
+            stop.watch(&machine.child)
+                .context("cannot watch QEMU (this needs Linux 5.3 or newer)")?;
+        }
+        if let Some(stdout) = stdout {
             thread::Builder::new()
                 .name("host-output".to_owned())
                 .spawn(move || forward(stdout, &sender))
                 .context("cannot start a thread")?;
         }
-        Ok(Machine { child, chunks })
+        Ok(machine)
     }
 
     fn state(&self, workplace: &Workplace) -> String {

@@ -1,30 +1,27 @@
-//! The running VM as `lmb run` sees it: a child process, and, where the user
-//! sits at a terminal, that terminal as the guest's console.
+//! The running VM as `lmb run` sees it: something that ends by itself or when
+//! asked to, and, where the user sits at a terminal, that terminal as the
+//! guest's console.
 //!
 //! States: attached or not → ending (asked to end, with a time to do so) →
 //! ended. The one loop in [`supervise`] owns all of it. The guest's output
-//! goes from the VMM to the terminal directly; only what is typed passes
-//! through here, for the escape key.
+//! goes past it; only what is typed passes through here, for the escape key.
 
-use std::collections::VecDeque;
-use std::io::{self, ErrorKind, IsTerminal, Write};
-use std::os::fd::AsFd;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::io::{self, IsTerminal};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
+use rustix::process::{Signal, getpgrp, getpid, kill_process};
 
-use super::escape::{self, Escape};
+use super::escape;
 use super::signals::{Pending, Signals};
 use super::terminal::RawTerminal;
+use super::typed::Typed;
 
-/// How long a VMM that was asked to end may take before it is killed.
+/// How long a VM that was asked to end may take before it is killed.
 const END_TIME: Duration = Duration::from_secs(5);
-/// Typed bytes held back for a guest that does not read; more are dropped.
-const TYPED_LIMIT: usize = 64 << 10;
 
-/// Where the VMM's standard input comes from.
+/// Where the guest's console input comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Input {
     /// The terminal, in raw mode, through lmb.
@@ -52,82 +49,92 @@ impl Input {
             _ => Self::Terminal,
         }
     }
-
-    fn stdio(self) -> Stdio {
-        match self {
-            Self::Terminal => Stdio::piped(),
-            Self::Inherited => Stdio::inherit(),
-            Self::Nothing => Stdio::null(),
-        }
-    }
 }
 
 /// How the VM ended.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum End<E> {
     /// By itself: the guest powered off, or the VMM failed.
-    Itself(ExitStatus),
+    Itself(E),
     /// The user asked for it by the escape key.
     Quit,
     /// lmb got this signal.
     Signal(Signal),
 }
 
-/// Starts the VMM and stays with it until it has ended.
+/// A VM that runs. Dropping it ends it at once.
+pub(super) trait Vm {
+    /// What it leaves when it ends by itself.
+    type End;
+
+    /// Where the guest's console is written to, once: `None` where nothing
+    /// has to be passed on.
+    fn console(&mut self) -> io::Result<Option<OwnedFd>>;
+
+    /// Its end, if it came. A signal or [`Signals::wake`] tells of it.
+    fn ended(&mut self) -> io::Result<Option<Self::End>>;
+
+    /// Asks it to end in order.
+    fn ask_to_end(&mut self) -> io::Result<()>;
+
+    /// Ends it at once. [`Vm::ended`] tells of it as of every other end.
+    fn kill(&mut self) -> io::Result<()>;
+}
+
+/// Stays with the VM that `start` starts until it has ended.
 ///
 /// # Errors
-/// When it cannot be started or waited for; the child is killed then.
-pub(super) fn supervise(command: &mut Command, input: Input) -> io::Result<End> {
+/// When it cannot be started or waited for; it is dropped, and so ended, then.
+pub(super) fn supervise<V: Vm>(
+    start: impl FnOnce() -> io::Result<V>,
+    input: Input,
+) -> io::Result<End<V::End>> {
+    // First, so that no end is missed.
     let signals = Signals::install()?;
-    let mut child = command.stdin(input.stdio()).spawn()?;
-    let result = Supervisor::new(&mut child, signals, input).and_then(|mut s| s.run());
-    if result.is_err() {
-        // It failed between us and the child; a VM without its lmb must not
-        // stay. Both calls fail only when the child has ended already.
-        let _ = child.kill();
-        let _ = child.wait();
-    }
-    result
+    Supervisor::new(start()?, signals, input)?.run()
 }
 
-struct Supervisor<'a> {
-    child: &'a mut Child,
+struct Supervisor<V> {
+    vm: V,
     signals: Signals,
     terminal: Option<RawTerminal>,
-    to_guest: Option<ChildStdin>,
-    typed: VecDeque<u8>,
-    escape: Escape,
-    /// Why and until when the child is being ended.
-    ending: Option<(End, Instant)>,
+    typed: Option<Typed>,
+    /// Why and until when the VM is being ended.
+    ending: Option<(Why, Instant)>,
 }
 
-impl<'a> Supervisor<'a> {
-    fn new(child: &'a mut Child, signals: Signals, input: Input) -> io::Result<Self> {
-        let to_guest = child.stdin.take();
-        if let Some(pipe) = &to_guest {
-            rustix::io::ioctl_fionbio(pipe, true)?;
-        }
+#[derive(Clone, Copy, Debug)]
+enum Why {
+    Quit,
+    Signal(Signal),
+}
+
+impl<V: Vm> Supervisor<V> {
+    fn new(mut vm: V, signals: Signals, input: Input) -> io::Result<Self> {
+        let typed = match vm.console()? {
+            Some(console) => Some(Typed::new(console, input == Input::Terminal)?),
+            None => None,
+        };
         let terminal = match input {
             Input::Terminal => Some(RawTerminal::enter()?),
             Input::Inherited | Input::Nothing => None,
         };
         Ok(Self {
-            child,
+            vm,
             signals,
             terminal,
-            to_guest,
-            typed: VecDeque::new(),
-            escape: Escape::default(),
+            typed,
             ending: None,
         })
     }
 
-    fn run(&mut self) -> io::Result<End> {
+    fn run(&mut self) -> io::Result<End<V::End>> {
         loop {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(match self.ending.take() {
-                    Some((end, _)) => end,
-                    None => End::Itself(status),
+            if let Some(end) = self.vm.ended()? {
+                return Ok(match self.ending {
+                    Some((Why::Quit, _)) => End::Quit,
+                    Some((Why::Signal(signal), _)) => End::Signal(signal),
+                    None => End::Itself(end),
                 });
             }
             let (readable, writable) = self.wait()?;
@@ -136,32 +143,32 @@ impl<'a> Supervisor<'a> {
             if readable {
                 self.read_typed()?;
             }
-            if writable || readable {
-                self.write_typed()?;
-            }
-            if self
-                .ending
-                .as_ref()
-                .is_some_and(|(_, by)| Instant::now() >= *by)
+            if (writable || readable)
+                && let Some(typed) = &mut self.typed
+                && !typed.write()?
             {
-                self.child.kill()?;
+                // The guest's console is read no more.
+                self.typed = None;
+            }
+            if self.ending.is_some_and(|(_, by)| Instant::now() >= by) {
+                self.vm.kill()?;
             }
         }
     }
 
     /// Waits for a signal, typed bytes, room for them, or the end's deadline:
-    /// whether standard input and whether the guest's pipe are ready.
+    /// whether standard input and whether the guest's console are ready.
     fn wait(&self) -> io::Result<(bool, bool)> {
         let stdin = io::stdin();
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
-        let reading = self.to_guest.is_some() && self.terminal.is_some();
+        let reading = self.typed.as_ref().is_some_and(Typed::wants_more);
         if reading {
             fds.push(PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN));
         }
-        if let Some(pipe) = self.to_guest.as_ref().filter(|_| !self.typed.is_empty()) {
-            fds.push(PollFd::new(pipe, PollFlags::OUT));
+        if let Some(typed) = self.typed.as_ref().filter(|typed| typed.is_waiting()) {
+            fds.push(PollFd::from_borrowed_fd(typed.console(), PollFlags::OUT));
         }
-        let timeout = self.ending.as_ref().map(|(_, by)| {
+        let timeout = self.ending.map(|(_, by)| {
             let left = by.saturating_duration_since(Instant::now());
             Timespec::try_from(left).unwrap_or_default()
         });
@@ -170,13 +177,13 @@ impl<'a> Supervisor<'a> {
             Err(e) => return Err(e.into()),
         }
         let ready = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());
-        let pipe_index = if reading { 2 } else { 1 };
-        Ok((reading && ready(1), ready(pipe_index)))
+        let console_index = if reading { 2 } else { 1 };
+        Ok((reading && ready(1), ready(console_index)))
     }
 
     fn on_signals(&mut self, pending: Pending) -> io::Result<()> {
         if let Some(signal) = pending.ending() {
-            self.end(End::Signal(signal))?;
+            self.end(Why::Signal(signal))?;
         }
         if pending.has(Signal::TSTP) {
             if let Some(terminal) = &self.terminal {
@@ -192,66 +199,26 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// Asks the VMM to end; at the second time kills it.
-    fn end(&mut self, end: End) -> io::Result<()> {
+    /// Asks the VM to end; at the second time kills it.
+    fn end(&mut self, why: Why) -> io::Result<()> {
         if self.ending.is_some() {
-            return self.child.kill();
+            return self.vm.kill();
         }
-        self.ending = Some((end, Instant::now() + END_TIME));
-        // The child has not been waited for, so its number is still its own.
-        match kill_process(Pid::from_child(self.child), Signal::TERM) {
-            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
-            Err(e) => Err(e.into()),
-        }
+        self.ending = Some((why, Instant::now() + END_TIME));
+        self.vm.ask_to_end()
     }
 
     fn read_typed(&mut self) -> io::Result<()> {
-        let mut bytes = [0u8; 4096];
-        // Unbuffered: what lies in a buffer would not wake the poll.
-        let count = match rustix::io::read(io::stdin(), &mut bytes) {
-            // The terminal is gone.
-            Ok(0) | Err(rustix::io::Errno::IO) => {
-                self.to_guest = None;
-                return Ok(());
-            }
-            Ok(count) => count,
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => return Ok(()),
-            Err(e) => return Err(e.into()),
+        let Some(typed) = &mut self.typed else {
+            return Ok(());
         };
-        let mut passed = Vec::new();
-        let typed = bytes.get(..count).unwrap_or_default();
-        let command = self.escape.feed(typed, &mut passed);
-        let room = TYPED_LIMIT.saturating_sub(self.typed.len());
-        self.typed.extend(passed.into_iter().take(room));
-        match command {
-            Some(escape::Command::Quit) => self.end(End::Quit),
+        match typed.read()? {
+            Some(escape::Command::Quit) => self.end(Why::Quit),
             Some(escape::Command::Help) => {
                 eprint!("\n{}", escape::HELP);
                 Ok(())
             }
             None => Ok(()),
         }
-    }
-
-    fn write_typed(&mut self) -> io::Result<()> {
-        let Some(pipe) = &mut self.to_guest else {
-            self.typed.clear();
-            return Ok(());
-        };
-        while !self.typed.is_empty() {
-            match pipe.write(self.typed.as_slices().0) {
-                Ok(count) => drop(self.typed.drain(..count)),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                // The VMM does not read its console any more.
-                Err(e) if e.kind() == ErrorKind::BrokenPipe => {
-                    self.to_guest = None;
-                    self.typed.clear();
-                    return Ok(());
-                }
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
     }
 }

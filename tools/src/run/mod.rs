@@ -3,11 +3,14 @@
 //! The steps: find lmb-vmm, a kernel and an initramfs; see which host can run
 //! them; take a name and a socket; start the VMM; stay with it until it ends.
 
+mod child;
 mod console;
+mod definition;
 mod escape;
 mod place;
 mod signals;
 mod terminal;
+mod typed;
 mod virtual_host;
 mod vmm;
 
@@ -26,6 +29,7 @@ use crate::host::detect;
 use crate::packages::{Cache, Progress};
 use crate::runtime::parse_name;
 use crate::units::parse_timeout;
+use child::ChildVm;
 use console::{End, Input};
 use place::Place;
 use vmm::VmmFlags;
@@ -51,15 +55,17 @@ Examples:
   lmb run --memory 700M --lmb-size 512M --dry-run    only print the layout
   lmb run --serial file:/tmp/console.log & lmb mem show
 
-In the virtual KVM host the console shows what the guest prints and takes no input. To change
-memory there, run lmb inside it: `lmb host run --file … -- sh -c '…'` (see its --help).
+In the virtual KVM host the console works as here, but the control socket is inside, where
+`lmb mem` and the other commands do not reach it. To change memory there, run the VM and lmb in one
+`lmb host run --file … -- sh -c '…'` (see its --help). The files that a definition (--config) names
+are copied in; the console cannot be a file there.
 
 Keys:
   Ctrl-A x  end the VM        Ctrl-A h  list the keys        Ctrl-A Ctrl-A  send a Ctrl-A
 
 Exit codes: lmb-vmm's own (0 when the guest powered off); 0 after Ctrl-A x; 128 and the number of
-a signal that ended lmb or lmb-vmm; in the virtual KVM host also 124 when --host-limit passed and
-125 when that host failed; 1 and 2 as for the other commands.";
+a signal that ended lmb or lmb-vmm; in the virtual KVM host also 124 when --host-limit passed, 125
+when that host failed and 141 when nobody reads its output; 1 and 2 as for the other commands.";
 
 /// Options of `lmb run`.
 #[derive(Clone, Debug, Args)]
@@ -133,8 +139,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
             format!(", since {}", brief(&reason))
         });
         eprintln!(
-            "lmb: host: virtual KVM host{why}; the console takes no input (Ctrl-C ends the VM), the control socket is \
-             inside (`lmb host check` says what native KVM needs)"
+            "lmb: host: virtual KVM host{why}; the control socket is inside, where `lmb mem` does not reach it: \
+             `lmb run --help` says how to change memory there"
         );
         return virtual_host::run(args, &program, boot);
     }
@@ -180,7 +186,7 @@ fn run_here(args: &RunArgs, program: &Path, boot: &Boot) -> anyhow::Result<u8> {
     announce(place.as_ref(), socket, input);
     let mut command = Command::new(program);
     command.args(arguments(args, boot, socket));
-    let end = console::supervise(&mut command, input)
+    let end = console::supervise(|| ChildVm::start(&mut command, input), input)
         .with_context(|| format!("cannot run {}", program.display()))?;
     Ok(match end {
         End::Itself(status) => exit_code(status),

@@ -65,6 +65,15 @@ impl Signals {
         Ok(Self { wake })
     }
 
+    /// Wakes who polls, from any thread, with no signal.
+    pub(super) fn wake() {
+        if let Some((waking, _)) = WAKE.get() {
+            // Full means that the loop has been woken already.
+            let mut waking = waking;
+            let _ = waking.write(&[1]);
+        }
+    }
+
     /// What came since the last call.
     pub(super) fn take(&self) -> Pending {
         let mut bytes = [0u8; 64];
@@ -83,12 +92,8 @@ impl AsFd for Signals {
 
 extern "C" fn on_signal(signal: c_int, _: *mut libc::siginfo_t, _: *mut c_void) {
     PENDING.fetch_or(bit(signal), Ordering::AcqRel);
-    if let Some((waking, _)) = WAKE.get() {
-        // Full means that the loop has been woken already. A write that
-        // succeeds leaves the interrupted code's errno alone.
-        let mut waking = waking;
-        let _ = waking.write(&[1]);
-    }
+    // A write that succeeds leaves the interrupted code's errno alone.
+    Signals::wake();
 }
 
 fn bit(signal: c_int) -> u64 {

@@ -149,11 +149,22 @@ impl VmmFlags {
         arguments
     }
 
-    /// Boot memory as lmb-vmm will round it, if these flags tell.
-    pub(super) fn boot_bytes(&self) -> Option<u64> {
-        let memory = parse_size(self.memory.as_deref().unwrap_or(DEFAULT_MEMORY)).ok()?;
-        let lmb = parse_size(self.lmb_size.as_deref().unwrap_or(DEFAULT_LMB)).ok()?;
+    /// Boot memory as lmb-vmm will round it, in bytes, if these flags and the
+    /// definition's sizes tell. Without either lmb-vmm's defaults are the same
+    /// as here.
+    pub(super) fn boot_bytes(&self, defined: impl Fn(&str) -> Option<u64>) -> Option<u64> {
+        let size = |flag: Option<&str>, field: &str, default: &str| match flag {
+            Some(text) => parse_size(text).ok(),
+            None => defined(field).or_else(|| parse_size(default).ok()),
+        };
+        let memory = size(self.memory.as_deref(), "memory", DEFAULT_MEMORY)?;
+        let lmb = size(self.lmb_size.as_deref(), "lmb_size", DEFAULT_LMB)?;
         memory.checked_next_multiple_of(lmb)
+    }
+
+    /// What `--serial` says.
+    pub(super) fn serial(&self) -> Option<&str> {
+        self.serial.as_deref()
     }
 
     /// Boot memory and 8 GiB; none with a definition file, and none where a
@@ -162,7 +173,7 @@ impl VmmFlags {
         if self.config.is_some() {
             return None;
         }
-        let most = self.boot_bytes()?.checked_add(DEFAULT_WINDOW)?;
+        let most = self.boot_bytes(|_| None)?.checked_add(DEFAULT_WINDOW)?;
         Some(most.to_string())
     }
 
