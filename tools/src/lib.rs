@@ -7,6 +7,10 @@
 
 mod watch;
 
+/// Benchmarks: their raw samples.
+pub mod bench {
+    pub mod sample;
+}
 pub mod cli;
 pub mod client;
 pub mod exit;
@@ -17,6 +21,8 @@ pub mod initramfs;
 pub mod mem;
 pub mod output;
 pub mod packages;
+pub mod plan;
+pub mod report;
 pub mod run;
 pub mod runtime;
 pub mod units;

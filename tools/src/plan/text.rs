@@ -1,0 +1,154 @@
+//! Plans as tables for people.
+
+use super::vm::{VmPlan, VmRow};
+use crate::report::figure::grouped;
+use crate::report::table::Table;
+use crate::units::format_size;
+
+/// The plan of one VM, a row for each LMB size.
+#[must_use]
+pub fn vm(plans: &[VmPlan]) -> Table {
+    let mut table = Table::new(
+        "By LMB size",
+        &[
+            ">LMB",
+            ">LMBs",
+            ">at boot",
+            ">device blocks",
+            ">guest block",
+            ">blocks at boot",
+            ">in window",
+            ">KVM slots",
+            ">of",
+            ">requests per TiB",
+            ">for window",
+            ">memmap",
+            ">of it for window",
+            "driver mode",
+        ],
+    );
+    for plan in plans {
+        match plan {
+            VmPlan::Row(row) => table.rows.push(cells(row)),
+            VmPlan::Refused {
+                lmb_size_bytes,
+                refused,
+            } => table.notes.push(format!(
+                "{} is not possible: {refused}",
+                format_size(*lmb_size_bytes)
+            )),
+        }
+    }
+    if table.rows.is_empty() {
+        return table;
+    }
+    table.notes.push(
+        "LMBs: of boot memory and window. blocks: Linux's memory blocks. KVM slots: of boot memory \
+         and the whole window, which come in slots of the size beside. requests: of virtio-mem, \
+         when undisturbed. memmap: guest memory that describes memory, 64 bytes for each page of \
+         4 KiB; the window's comes out of boot memory."
+            .to_owned(),
+    );
+    notices(plans, &mut table);
+    table
+}
+
+fn cells(row: &VmRow) -> Vec<String> {
+    let window = row.window_bytes > 0;
+    let only = |text: String| if window { text } else { "-".to_owned() };
+    vec![
+        format_size(row.lmb_size_bytes),
+        grouped(row.boot_lmbs.saturating_add(row.device_blocks)),
+        grouped(row.boot_lmbs),
+        only(grouped(row.device_blocks)),
+        format_size(row.guest_block_bytes),
+        grouped(row.guest_blocks_at_boot),
+        only(grouped(row.guest_blocks_in_window)),
+        grouped(row.boot_slots.saturating_add(row.window_slots)),
+        only(format_size(row.slot_size_bytes)),
+        grouped(row.requests_per_tib),
+        only(grouped(row.requests_for_window)),
+        format_size(
+            row.memmap_boot_bytes
+                .saturating_add(row.memmap_window_bytes),
+        ),
+        only(format_size(row.memmap_window_bytes)),
+        row.driver_mode.word().to_owned(),
+    ]
+}
+
+/// Notices, each once, with the LMB sizes it is about.
+fn notices(plans: &[VmPlan], table: &mut Table) {
+    let mut all: Vec<(&str, Vec<String>)> = Vec::new();
+    for row in plans.iter().filter_map(VmPlan::row) {
+        let size = format_size(row.lmb_size_bytes);
+        for notice in &row.notices {
+            match all.iter_mut().find(|(known, _)| known == notice) {
+                Some((_, sizes)) => sizes.push(size.clone()),
+                None => all.push((notice, vec![size.clone()])),
+            }
+        }
+    }
+    let rows = table.rows.len();
+    for (notice, sizes) in all {
+        let whose = if sizes.len() == rows {
+            "notice".to_owned()
+        } else {
+            format!("notice for {}", sizes.join(", "))
+        };
+        table.notes.push(format!("{whose}: {notice}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::vm::{VmRequest, plan};
+    use lmb_memory::GuestBlock;
+
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn refused_sizes_and_shared_notices_are_told_once() {
+        let request = VmRequest {
+            memory_bytes: GIB,
+            max_memory_bytes: Some(65 * GIB),
+            guest_block: GuestBlock::Follow,
+            slot_size_bytes: None,
+        };
+        let plans: Vec<VmPlan> = [3 * MIB, 256 * MIB, GIB]
+            .map(|lmb| plan(&request, lmb))
+            .into();
+        let table = vm(&plans);
+        assert_eq!(table.rows.len(), 2);
+        assert!(
+            table
+                .rows
+                .iter()
+                .all(|row| row.len() == table.columns.len())
+        );
+        let notes = table.notes.join("\n");
+        assert!(notes.contains("3 MiB is not possible"), "{notes}");
+        assert_eq!(
+            notes
+                .matches("notice: the whole window takes 1 GiB")
+                .count(),
+            1,
+            "{notes}"
+        );
+    }
+
+    #[test]
+    fn without_a_window_its_columns_are_empty() {
+        let request = VmRequest {
+            memory_bytes: 64 * GIB,
+            max_memory_bytes: None,
+            guest_block: GuestBlock::Follow,
+            slot_size_bytes: None,
+        };
+        let table = vm(&[plan(&request, 256 * MIB)]);
+        assert_eq!(table.rows[0][3], "-");
+        assert_eq!(table.rows[0][9], "4,096");
+    }
+}
