@@ -10,6 +10,7 @@ use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::bench::cli::BenchArgs;
 use crate::exit::{self, Exit};
 use crate::guest::cli::GuestArgs;
 use crate::host::cli::HostArgs;
@@ -79,6 +80,9 @@ Examples:
     /// Fetch kernels and build initramfs images for guests
     Guest(GuestArgs),
 
+    /// Measure what the LMB size costs: boot, adding and removing memory
+    Bench(Box<BenchArgs>),
+
     /// Run commands in the virtual KVM host, on machines without KVM of their own
     Host(HostArgs),
 
@@ -131,6 +135,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
     let (text, exit) = match command {
         Command::Run(args) => return Ok(ExitCode::from(run::run(&args)?)),
         Command::Guest(args) => return crate::guest::cli::run(args),
+        Command::Bench(args) => return crate::bench::run(&args),
         Command::Host(args) => return crate::host::cli::run(args),
         Command::Mem { command } => mem::run(&command)?,
         Command::Vm { command } => vm::run(&command)?,

@@ -8,9 +8,7 @@
 mod watch;
 
 /// Benchmarks: their raw samples.
-pub mod bench {
-    pub mod sample;
-}
+pub mod bench;
 pub mod cli;
 pub mod client;
 pub mod exit;

@@ -1,0 +1,496 @@
+//! What a sweep is, and the configurations that come of it.
+//!
+//! A sweep is a list of values for each of several options; its configurations
+//! are all combinations, each once. Sizes are made legal here, in the same way
+//! for every VMM, so that what stands side by side is the same machine: boot
+//! memory is whole LMBs, and boot memory that is chosen for the user is the
+//! same for all LMB sizes of the sweep.
+
+use std::collections::HashSet;
+
+use super::order;
+use super::sample::Config;
+use super::work::{Job, Task};
+
+const MIB: u64 = 1 << 20;
+/// What a guest's kernel and its init need.
+const GUEST_OWN_BYTES: u64 = 640 * MIB;
+/// Smallest and largest memory block of Linux on x86.
+const LEAST_BLOCK_BYTES: u64 = 128 * MIB;
+const MOST_BLOCK_BYTES: u64 = 2048 * MIB;
+
+/// A VMM that can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
+pub enum VmmChoice {
+    /// This project's VMM
+    LmbVmm,
+    /// QEMU's machine type pc (i440FX), with KVM
+    QemuPc,
+    /// QEMU's machine type microvm, with KVM (boot only)
+    QemuMicrovm,
+}
+
+impl VmmChoice {
+    /// Its name in samples.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::LmbVmm => "lmb-vmm",
+            Self::QemuPc => "qemu-pc",
+            Self::QemuMicrovm => "qemu-microvm",
+        }
+    }
+
+    /// Whether it is QEMU.
+    #[must_use]
+    pub const fn is_qemu(self) -> bool {
+        matches!(self, Self::QemuPc | Self::QemuMicrovm)
+    }
+}
+
+/// How a guest gets its memory in a boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
+pub enum Given {
+    /// All of it is RAM from the start
+    Boot,
+    /// The guest plugs it while it boots
+    Plugged,
+}
+
+/// What goes on in the guest while memory is removed and added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
+pub enum Load {
+    /// Nothing
+    None,
+    /// Data lies in the added memory and must be moved out
+    Touched,
+    /// The same, and a process writes to all of it without end
+    Dirtying,
+    /// Some of its pages cannot be moved (they wait in pipes)
+    Pinned,
+}
+
+impl Load {
+    /// Its name in samples, and to the program that makes it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Touched => "touched",
+            Self::Dirtying => "dirtying",
+            Self::Pinned => "pinned",
+        }
+    }
+}
+
+/// Why a sweep cannot be run.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SweepError {
+    /// Nothing is left to run.
+    #[error("these options leave nothing to run: {0}")]
+    Empty(&'static str),
+    /// An LMB size no VMM takes.
+    #[error("{0} bytes are no LMB size: use a power of two from 2M to 4G")]
+    LmbSize(u64),
+    /// A guest block that Linux does not have.
+    #[error("{0} bytes are no guest memory block: use follow, or a power of two from 128M to 2G")]
+    GuestBlock(u64),
+    /// An amount that is not whole LMBs.
+    #[error("{amount} bytes are not whole LMBs of {lmb} bytes; give a multiple of the largest LMB")]
+    Amount {
+        /// The amount.
+        amount: u64,
+        /// The LMB.
+        lmb: u64,
+    },
+    /// Too little memory to plug any.
+    #[error(
+        "{memory} bytes of memory leave nothing to plug beside the {boot} bytes that are there \
+         from the start; give more --memory"
+    )]
+    NothingToPlug {
+        /// All of the guest's memory.
+        memory: u64,
+        /// What it starts with.
+        boot: u64,
+    },
+    /// Past 64 bits.
+    #[error("these sizes are more than 64 bits hold")]
+    TooLarge,
+}
+
+/// A kernel of the sweep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// Its version, as `uname -r` prints it.
+    pub version: String,
+}
+
+/// A VMM of the sweep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vmm {
+    /// Which.
+    pub choice: VmmChoice,
+    /// Its version.
+    pub version: String,
+}
+
+/// What all configurations of a sweep are made from.
+#[derive(Clone, Debug)]
+pub struct Axes {
+    /// Guest kernels.
+    pub kernels: Vec<Kernel>,
+    /// VMMs.
+    pub vmms: Vec<Vmm>,
+    /// LMB sizes in bytes.
+    pub lmb_sizes: Vec<u64>,
+    /// Guest blocks in bytes, 0 for following the LMB.
+    pub guest_blocks: Vec<u64>,
+    /// Slot sizes in bytes, 0 for the VMM's choice.
+    pub slot_sizes: Vec<u64>,
+    /// vCPUs.
+    pub cpus: Vec<u32>,
+    /// `elf` or `bzimage`, for lmb-vmm.
+    pub kernel_entries: Vec<String>,
+    /// Host pages.
+    pub hugepages: Vec<String>,
+    /// The guest's command line.
+    pub cmdline: String,
+}
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub enum Measure {
+    /// Boots.
+    Boot {
+        /// All of the guest's memory, each.
+        memory: Vec<u64>,
+        /// How it gets it.
+        given: Vec<Given>,
+        /// Memory from the start where it is plugged; `None` for as much as
+        /// the guest needs.
+        boot_memory: Option<u64>,
+    },
+    /// Adds and removes.
+    Dlpar {
+        /// Amounts.
+        amounts: Vec<u64>,
+        /// Boot memory; empty for as much as the guest needs.
+        memory: Vec<u64>,
+        /// Loads.
+        loads: Vec<Load>,
+        /// What the load holds; `None` for a quarter of the amount.
+        load_size: Option<u64>,
+        /// Deadline of each step, milliseconds.
+        timeout_ms: u64,
+    },
+}
+
+/// A configuration with what is measured in it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Case {
+    /// The configuration.
+    pub config: Config,
+    /// Number of its kernel.
+    pub guest: usize,
+    /// What is measured.
+    pub task: Task,
+}
+
+/// All configurations of a sweep, each once, in the order of its lists: LMB
+/// sizes vary fastest.
+///
+/// # Errors
+/// [`SweepError`].
+pub fn cases(axes: &Axes, measure: &Measure) -> Result<Vec<Case>, SweepError> {
+    axes.check()?;
+    let mut cases = Vec::new();
+    for (guest, kernel) in axes.kernels.iter().enumerate() {
+        for machine in axes.machines() {
+            for shape in measure.shapes(axes)? {
+                for &lmb in &axes.lmb_sizes {
+                    if let Some(case) = machine.case(&shape, lmb, guest, kernel, &axes.cmdline)? {
+                        cases.push(case);
+                    }
+                }
+            }
+        }
+    }
+    let mut seen = HashSet::new();
+    cases.retain(|case| seen.insert(case.clone()));
+    if cases.is_empty() {
+        return Err(SweepError::Empty(
+            "QEMU's microvm has no memory devices; it boots with all memory as RAM only",
+        ));
+    }
+    Ok(cases)
+}
+
+/// The jobs of a sweep: warm-up rounds, then rounds in their changing order.
+#[must_use]
+pub fn jobs(cases: &[Case], warm_up: u32, rounds: u32) -> Vec<Job> {
+    let both = [(true, warm_up), (false, rounds)];
+    both.iter()
+        .flat_map(|&(warm_up, count)| (0..count).map(move |round| (warm_up, round)))
+        .flat_map(|(warm_up, round)| {
+            let order = order::of_round(cases.len(), round);
+            order.into_iter().enumerate().filter_map(move |(at, case)| {
+                let case = cases.get(case)?;
+                Some(Job {
+                    config: case.config.clone(),
+                    guest: case.guest,
+                    task: case.task,
+                    round,
+                    warm_up,
+                    position: u32::try_from(at).unwrap_or(u32::MAX),
+                })
+            })
+        })
+        .collect()
+}
+
+/// What varies beside memory.
+struct Machine<'a> {
+    vmm: &'a Vmm,
+    cpus: u32,
+    guest_block: u64,
+    slot_size: u64,
+    entry: &'a str,
+    hugepages: &'a str,
+}
+
+/// A guest's memory.
+#[derive(Clone, Copy)]
+struct Shape {
+    boot: u64,
+    window: u64,
+    plugged_at_boot: u64,
+    load: Load,
+    task: Task,
+}
+
+impl Axes {
+    fn check(&self) -> Result<(), SweepError> {
+        for &lmb in &self.lmb_sizes {
+            if !lmb.is_power_of_two() || !(2 * MIB..=4096 * MIB).contains(&lmb) {
+                return Err(SweepError::LmbSize(lmb));
+            }
+        }
+        for &block in self.guest_blocks.iter().filter(|block| **block != 0) {
+            if !block.is_power_of_two() || !(LEAST_BLOCK_BYTES..=MOST_BLOCK_BYTES).contains(&block)
+            {
+                return Err(SweepError::GuestBlock(block));
+            }
+        }
+        Ok(())
+    }
+
+    fn largest_lmb(&self) -> u64 {
+        self.lmb_sizes.iter().copied().max().unwrap_or(MIB)
+    }
+
+    fn machines(&self) -> Vec<Machine<'_>> {
+        let mut all = Vec::new();
+        for vmm in &self.vmms {
+            for &cpus in &self.cpus {
+                for &guest_block in &self.guest_blocks {
+                    for &slot_size in &self.slot_sizes {
+                        for entry in &self.kernel_entries {
+                            for hugepages in &self.hugepages {
+                                all.push(Machine {
+                                    vmm,
+                                    cpus,
+                                    guest_block,
+                                    slot_size,
+                                    entry,
+                                    hugepages,
+                                });
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        all
+    }
+}
+
+impl Machine<'_> {
+    /// The case of this machine with that memory; none where the VMM cannot.
+    fn case(
+        &self,
+        shape: &Shape,
+        lmb: u64,
+        guest: usize,
+        kernel: &Kernel,
+        cmdline: &str,
+    ) -> Result<Option<Case>, SweepError> {
+        if self.vmm.choice == VmmChoice::QemuMicrovm && shape.window > 0 {
+            return Ok(None);
+        }
+        let whole = |bytes: u64| {
+            bytes
+                .checked_next_multiple_of(lmb)
+                .ok_or(SweepError::TooLarge)
+        };
+        let qemu = self.vmm.choice.is_qemu();
+        let memory_bytes = whole(shape.boot)?;
+        let window = whole(shape.window)?;
+        let config = Config {
+            vmm: self.vmm.choice.name().to_owned(),
+            vmm_version: self.vmm.version.clone(),
+            hotplug: "virtio-mem".to_owned(),
+            kernel: kernel.version.clone(),
+            // QEMU starts a bzImage by its own boot protocol.
+            kernel_entry: if qemu { "bzimage" } else { self.entry }.to_owned(),
+            cmdline: cmdline.to_owned(),
+            cpus: self.cpus,
+            memory_bytes,
+            max_memory_bytes: memory_bytes
+                .checked_add(window)
+                .ok_or(SweepError::TooLarge)?,
+            plugged_at_boot_bytes: whole(shape.plugged_at_boot)?,
+            lmb_size_bytes: lmb,
+            // QEMU has no such options.
+            guest_block_option_bytes: if qemu { 0 } else { self.guest_block },
+            slot_size_bytes: if qemu { 0 } else { self.slot_size },
+            hugepages: self.hugepages.to_owned(),
+            load: shape.load.name().to_owned(),
+        };
+        Ok(Some(Case {
+            config,
+            guest,
+            task: shape.task,
+        }))
+    }
+}
+
+impl Measure {
+    fn shapes(&self, axes: &Axes) -> Result<Vec<Shape>, SweepError> {
+        match self {
+            Self::Boot {
+                memory,
+                given,
+                boot_memory,
+            } => boot_shapes(axes, memory, given, *boot_memory),
+            Self::Dlpar {
+                amounts,
+                memory,
+                loads,
+                load_size,
+                timeout_ms,
+            } => dlpar_shapes(axes, amounts, memory, loads, *load_size, *timeout_ms),
+        }
+    }
+}
+
+fn boot_shapes(
+    axes: &Axes,
+    memory: &[u64],
+    given: &[Given],
+    boot_memory: Option<u64>,
+) -> Result<Vec<Shape>, SweepError> {
+    let mut shapes = Vec::new();
+    for &given in given {
+        for &memory in memory {
+            let plain = Shape {
+                boot: memory,
+                window: 0,
+                plugged_at_boot: 0,
+                load: Load::None,
+                task: Task::Boot,
+            };
+            shapes.push(match given {
+                Given::Boot => plain,
+                Given::Plugged => {
+                    let least = least_boot_bytes(memory, 0, axes.largest_lmb());
+                    let boot = boot_memory.or(least).ok_or(SweepError::TooLarge)?;
+                    let window = memory
+                        .checked_sub(boot)
+                        .filter(|window| *window > 0)
+                        .ok_or(SweepError::NothingToPlug { memory, boot })?;
+                    Shape {
+                        boot,
+                        window,
+                        plugged_at_boot: window,
+                        ..plain
+                    }
+                }
+            });
+        }
+    }
+    Ok(shapes)
+}
+
+fn dlpar_shapes(
+    axes: &Axes,
+    amounts: &[u64],
+    memory: &[u64],
+    loads: &[Load],
+    load_size: Option<u64>,
+    timeout_ms: u64,
+) -> Result<Vec<Shape>, SweepError> {
+    let mut shapes = Vec::new();
+    let lmb = axes.largest_lmb();
+    for &amount_bytes in amounts {
+        if !amount_bytes.is_multiple_of(lmb) {
+            return Err(SweepError::Amount {
+                amount: amount_bytes,
+                lmb,
+            });
+        }
+        let held = load_size.unwrap_or(amount_bytes / 4);
+        let loaded = loads.iter().any(|load| *load != Load::None);
+        // The same boot memory with and without load, so that they compare.
+        let least = least_boot_bytes(amount_bytes, if loaded { held } else { 0 }, lmb)
+            .ok_or(SweepError::TooLarge)?;
+        let chosen = [least];
+        let memory = if memory.is_empty() { &chosen } else { memory };
+        for &boot in memory {
+            for &load in loads {
+                shapes.push(Shape {
+                    boot,
+                    window: amount_bytes,
+                    plugged_at_boot: 0,
+                    load,
+                    task: Task::Dlpar {
+                        amount_bytes,
+                        timeout_ms,
+                        load_bytes: if load == Load::None { 0 } else { held },
+                    },
+                });
+            }
+        }
+    }
+    Ok(shapes)
+}
+
+/// Boot memory for a guest that plugs `plugged` bytes: itself, 64 bytes for
+/// each page plugged, and room for a load that is moved out of what is
+/// removed; whole LMBs.
+fn least_boot_bytes(plugged: u64, load: u64, lmb: u64) -> Option<u64> {
+    GUEST_OWN_BYTES
+        .checked_add(plugged.div_ceil(64))?
+        .checked_add(load.checked_add(load / 4)?)?
+        .checked_next_multiple_of(lmb)
+}
+
+/// The guest memory block that a configuration leads to: what it asks for, or
+/// the LMB within Linux's range. QEMU's guests have 128 MiB or up to 2 GiB;
+/// the larger is given.
+#[must_use]
+pub fn guest_block_bytes(config: &Config) -> u64 {
+    if config.vmm.starts_with("qemu") {
+        return MOST_BLOCK_BYTES;
+    }
+    match config.guest_block_option_bytes {
+        0 => config
+            .lmb_size_bytes
+            .clamp(LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES),
+        fixed => fixed,
+    }
+}
+
+#[cfg(test)]
+#[path = "sweep_tests.rs"]
+mod tests;
