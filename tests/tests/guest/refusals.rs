@@ -127,7 +127,9 @@ fn second_operation_supersedes() -> Result<()> {
     shared::with(STALLING, |vm| {
         let first = too_much(vm, 60_000, false)?;
         assert_eq!(first.state, OperationState::Running);
-        let second = vm.change(MemoryAction::Set, 512 * MIB)?;
+        // Nobody onlines it, so it is not waited for as usable.
+        let second = vm.begin(MemoryAction::Set, 512 * MIB)?;
+        let second = vm.await_end(second.id)?;
         assert_eq!(second.state, OperationState::Done, "{second:#?}");
         assert!(second.id > first.id);
         let first = vm.client().operation(first.id)?;
