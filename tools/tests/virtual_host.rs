@@ -4,13 +4,17 @@
 #![allow(clippy::unwrap_used, reason = "a failing step fails the test")]
 
 use std::ffi::OsString;
-use std::io::{Read, Write};
+use std::fs::Permissions;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use lmb_tools::host::{Clock, HostError, HostRun, attach};
 use lmb_tools::packages::{Cache, DEFAULT_KERNEL_PACKAGE, KernelPackage, qemu};
+use rustix::process::{Pid, Signal, kill_process};
 
 fn host(script: &str) -> HostRun {
     let cache = Cache::open().unwrap();
@@ -82,10 +86,11 @@ fn a_command_reads_its_input_unchanged_and_to_its_end() {
     // More than every buffer on its way holds, for a command that starts to
     // read late, with each byte that a terminal would take for itself.
     let input: Vec<u8> = (0..=255).cycle().take(3 << 20).collect();
-    let mut host = host("[ -t 0 ] || echo 'no terminal'; seq 1 300000 >/dev/null; md5sum; cat; echo over");
+    let mut host =
+        host("[ -t 0 ] || echo 'no terminal'; seq 1 300000 >/dev/null; md5sum; cat; echo over");
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), &input).unwrap();
-    let here = std::process::Command::new("md5sum")
+    let here = Command::new("md5sum")
         .stdin(std::fs::File::open(file.path()).unwrap())
         .output()
         .unwrap();
@@ -130,6 +135,66 @@ fn a_command_and_its_caller_can_talk_and_a_stop_ends_them() {
         running.join().unwrap()
     });
     assert!(matches!(error, HostError::Stopped), "{error}");
+}
+
+#[test]
+fn a_vm_in_it_has_a_console_its_definition_and_an_end_in_order() {
+    // A program in the VMM's place, so that what reaches it can be seen.
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = dir.path().join("vmm");
+    let script = "#!/bin/sh\n\
+         trap 'echo asked to end; exit 0' TERM\n\
+         echo \"$@\"; cat /guest/kernel /guest/initrd /guest/vm.json; echo\n\
+         read -r line; echo \"got $line\"; read -r line; sleep 1000 & wait\n";
+    std::fs::write(&vmm, script).unwrap();
+    std::fs::set_permissions(&vmm, Permissions::from_mode(0o755)).unwrap();
+    for (name, text) in [
+        ("kernel", "the kernel\n"),
+        ("initrd", "the initrd\n"),
+        (
+            "vm.json",
+            r#"{"initrd":"initrd","kernel":"gone","memory":"1G"}"#,
+        ),
+    ] {
+        std::fs::write(dir.path().join(name), text).unwrap();
+    }
+    let mut lmb = Command::new(env!("CARGO_BIN_EXE_lmb"))
+        .args(["run", "--host", "virtual", "--host-limit", "120s"])
+        .args(["--config", "vm.json", "--kernel", "kernel", "--vmm"])
+        .arg(&vmm)
+        .current_dir(dir.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = lmb.stdin.take().unwrap();
+    stdin.write_all(b"\x01xtyped\n").unwrap();
+    // The end of a pipe is not the VM's.
+    drop(stdin);
+    let mut output = BufReader::new(lmb.stdout.take().unwrap());
+    let mut lines = Vec::new();
+    let mut read_to = |last: &str| {
+        while lines.last().is_none_or(|line: &String| line != last) {
+            let mut line = String::new();
+            assert!(output.read_line(&mut line).unwrap() > 0, "{lines:?}");
+            lines.push(line.trim_end().to_owned());
+        }
+    };
+    read_to("got \u{1}xtyped");
+    kill_process(Pid::from_child(&lmb), Signal::TERM).unwrap();
+    read_to("asked to end");
+    assert_eq!(lmb.wait().unwrap().code(), Some(143));
+    assert_eq!(
+        lines,
+        [
+            "--api-socket /vm.sock --kernel /guest/kernel --config /guest/vm.json",
+            "the kernel",
+            "the initrd",
+            r#"{"initrd":"/guest/initrd","kernel":"/guest/kernel","memory":"1G"}"#,
+            "got \u{1}xtyped",
+            "asked to end",
+        ]
+    );
 }
 
 #[test]

@@ -54,6 +54,9 @@ wait "$vmm"
 pub(super) fn run(args: &RunArgs, program: &Path, boot: Boot) -> anyhow::Result<u8> {
     let inside = Inside::new(&args.vmm, boot)?;
     let input = Input::choose(inside.console_is_stdio);
+    if input == Input::Terminal {
+        eprintln!("lmb: Ctrl-A x ends the VM");
+    }
     let progress = Progress::new();
     let note = |text: &str| progress.step(text);
     let cache = Cache::open()?;
@@ -70,9 +73,6 @@ pub(super) fn run(args: &RunArgs, program: &Path, boot: Boot) -> anyhow::Result<
     host.files = inside.files;
     host.files
         .push(put(program.to_owned(), &format!("bin/{}", vmm::PROGRAM)));
-    if input == Input::Terminal {
-        eprintln!("lmb: Ctrl-A x ends the VM");
-    }
     let end = console::supervise(|| HostVm::start(host, cache, progress, input), input)
         .context("cannot run the virtual KVM host")?;
     Ok(match end {
