@@ -175,14 +175,17 @@ impl Tests<'_> {
                 .push(put(&self.programs.path(name)?, &format!("bin/{name}")));
         }
         host.files.extend(inputs::linked_program("curl")?);
+        let mut add = |variable: String, source: &Path| {
+            let inside = format!("guests/{variable}");
+            host.files.push(put(source, &inside));
+            host.environment
+                .push((variable, format!("/{inside}").into()));
+        };
+        add(VMLINUX.to_owned(), self.vmlinux);
         for guest in self.guests {
-            for (what, source) in [("KERNEL", &guest.kernel.vmlinuz), ("INITRD", &guest.initrd)] {
-                let variable = format!("LMB_GUEST_{what}_{}", guest.name);
-                let inside = format!("guests/{variable}");
-                host.files.push(put(source, &inside));
-                host.environment
-                    .push((variable, format!("/{inside}").into()));
-            }
+            let name = guest.name;
+            add(format!("LMB_GUEST_KERNEL_{name}"), &guest.kernel.vmlinuz);
+            add(format!("LMB_GUEST_INITRD_{name}"), &guest.initrd);
         }
         host.environment
             .push(("LMB_TEST_SHARD".to_owned(), shard.into()));
