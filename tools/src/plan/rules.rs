@@ -94,6 +94,23 @@ pub fn following_block(lmb_size_bytes: u64) -> u64 {
     lmb_size_bytes.clamp(GUEST_BLOCK_MIN_BYTES, GUEST_BLOCK_MAX_BYTES)
 }
 
+/// Slots that lmb-vmm takes for a window at most by default, and its smallest
+/// default slot.
+const SLOTS_WANTED: u64 = 8_192;
+const SLOT_DEFAULT_BYTES: u64 = 1 << 30;
+const SLOT_MAX_BYTES: u64 = 4 << 40;
+
+/// The slot size that lmb-vmm chooses for a window: max(LMB, 1 GiB), doubled
+/// while the window would need more than 8,192 of them.
+#[must_use]
+pub fn default_slot(lmb_size_bytes: u64, window_bytes: u64) -> u64 {
+    let mut slot = lmb_size_bytes.max(SLOT_DEFAULT_BYTES);
+    while blocks(window_bytes, slot) > SLOTS_WANTED && slot < SLOT_MAX_BYTES {
+        slot = slot.saturating_mul(2);
+    }
+    slot
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +161,22 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn the_default_slot_is_the_vmms_own(lmb in 21u32..=32, window_gib in 1u64..=65_536) {
+            use lmb_memory::GuestBlock;
+            let lmb = 1u64 << lmb;
+            let window = (window_gib * GIB).next_multiple_of(lmb);
+            let request = crate::plan::vm::VmRequest {
+                memory_bytes: 4 * GIB,
+                max_memory_bytes: Some(4 * GIB + window),
+                guest_block: GuestBlock::Follow,
+                slot_size_bytes: None,
+            };
+            if let Some(row) = crate::plan::vm::plan(&request, lmb).row() {
+                prop_assert_eq!(default_slot(lmb, window), row.slot_size_bytes);
+            }
+        }
+
         #[test]
         fn requests_cover_the_amount_and_no_request_is_empty(
             amount in 1..=u64::MAX, lmb in 21u32..=32, block in 27u32..=31,

@@ -9,10 +9,12 @@
 //! All of it is pure but [`cli`], which reads and writes files.
 
 pub mod cli;
+pub mod compare;
 pub mod csv;
 pub mod environment;
 pub mod figure;
 pub mod group;
+pub mod model;
 pub mod read;
 pub mod stats;
 pub mod table;
