@@ -446,6 +446,38 @@ fn chains_that_do_not_end_are_refused() {
     }
 }
 
+/// A whole request behind an indirect descriptor is none, since no driver may
+/// send one; with room for an answer before it, ERROR.
+#[test]
+fn indirect_descriptors_are_refused_and_not_followed() {
+    let mut rig = Rig::new();
+    let (mut driver, mut owner) = rig.probed();
+    let slot = driver.slot(encode(PLUG, 0).as_bytes());
+    let table_at = driver.slot(&[]);
+    let request = Buffer::readable(slot, 24);
+    let response = Buffer::writable(slot + 32, 10);
+    driver
+        .ring
+        .write_indirect(10, &[request, response], table_at);
+    driver.ring.make_available(10);
+    driver.expect_response(10, slot);
+    assert!(owner.next().is_none(), "not followed");
+    assert_refused(&mut driver, 10, Back::Empty, "nothing else");
+
+    driver.ring.write_descriptor(11, request, Some(12));
+    driver.ring.write_descriptor(12, response, Some(10));
+    driver.ring.make_available(11);
+    driver.expect_response(11, slot);
+    assert!(owner.next().is_none(), "not followed at the end either");
+    assert_refused(&mut driver, 11, Back::Error, "after a response");
+    assert_eq!(owner.malformed(), 2);
+
+    let head = driver.send(PLUG);
+    let (ticket, _) = owner.next().expect("device goes on");
+    owner.answer(ticket, MemResponse::Ack);
+    assert_eq!(driver.take_answer(), answer(head, TYPE_ACK, 0));
+}
+
 #[test]
 fn a_full_queue_of_malformed_chains_is_bounded_work() {
     let mut rig = Rig::new();

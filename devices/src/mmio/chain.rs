@@ -3,11 +3,11 @@
 //!
 //! A chain is collected in full before anything is done with it, at most as
 //! many descriptors as the queue has (virtio 1.2, section 2.7.5.3.1), so that
-//! a loop ends and is seen as one.
+//! a loop ends and is seen as one. The walk is this module's own: virtio-queue's
+//! follows tables of indirect descriptors whether they are offered or not.
 
-use virtio_queue::DescriptorChain;
 use virtio_queue::desc::split::Descriptor;
-use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryError, Permissions};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemory, GuestMemoryError, Permissions};
 
 /// A piece of guest memory named by one descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,14 @@ pub enum ChainDefect {
     /// It loops, or goes on outside of the descriptor table or guest memory.
     #[error("descriptor chain does not end within the queue's size")]
     Unterminated,
+    /// It is longer than a chain may be (virtio 1.2, section 2.7.5.2).
+    #[error("descriptor chain is longer than 2^32 bytes")]
+    TooLong,
+    /// It refers to a table of descriptors, which no device here offers (virtio
+    /// 1.2, section 2.7.5.3.1: not unless INDIRECT_DESC is negotiated). The
+    /// table is not looked at.
+    #[error("descriptor refers to an indirect table, which was not negotiated")]
+    Indirect,
     /// A device-readable descriptor follows a device-writable one (virtio 1.2,
     /// section 2.7.4.2 forbids it).
     #[error("device-readable descriptor after a device-writable one")]
@@ -39,27 +47,53 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Collects up to `max_descriptors` descriptors of a chain.
+    /// Collects the chain at `head` of a `table` of `size` descriptors, up to
+    /// its end or its first defect.
     pub(super) fn collect<M: GuestMemory>(
-        descriptors: DescriptorChain<&M>,
-        max_descriptors: u16,
+        mem: &M,
+        table: GuestAddress,
+        size: u16,
+        head: u16,
     ) -> Self {
         let mut chain = Self {
             readable: Vec::new(),
             writable: Vec::new(),
             defect: None,
         };
-        // The iterator also ends when a chain is broken; then the last
-        // descriptor it gave, if any, promises another one.
-        let mut ended = false;
-        for descriptor in descriptors.take(usize::from(max_descriptors)) {
-            ended = !descriptor.has_next();
-            chain.push(descriptor);
-        }
-        if !ended {
-            chain.defect = Some(ChainDefect::Unterminated);
+        // What ends the chain early comes before what is wrong within it.
+        if let Err(defect) = chain.walk(mem, table, size, head) {
+            chain.defect = Some(defect);
         }
         chain
+    }
+
+    fn walk<M: GuestMemory>(
+        &mut self,
+        mem: &M,
+        table: GuestAddress,
+        size: u16,
+        head: u16,
+    ) -> Result<(), ChainDefect> {
+        let mut index = head;
+        let mut bytes = 0_u32;
+        for _ in 0..size {
+            let descriptor = (index < size)
+                .then(|| read_descriptor(mem, table, index))
+                .flatten()
+                .ok_or(ChainDefect::Unterminated)?;
+            if descriptor.refers_to_indirect_table() {
+                return Err(ChainDefect::Indirect);
+            }
+            bytes = bytes
+                .checked_add(descriptor.len())
+                .ok_or(ChainDefect::TooLong)?;
+            self.push(descriptor);
+            if !descriptor.has_next() {
+                return Ok(());
+            }
+            index = descriptor.next();
+        }
+        Err(ChainDefect::Unterminated)
     }
 
     fn push(&mut self, descriptor: Descriptor) {
@@ -139,6 +173,11 @@ impl Chain {
         }
         complete(done, data.len())
     }
+}
+
+fn read_descriptor<M: GuestMemory>(mem: &M, table: GuestAddress, index: u16) -> Option<Descriptor> {
+    let offset = u64::from(index).checked_mul(size_of::<Descriptor>() as u64)?;
+    mem.read_obj(table.checked_add(offset)?).ok()
 }
 
 fn total_bytes(segments: &[Segment]) -> u64 {

@@ -169,7 +169,8 @@ impl VirtQueue {
                 if head >= size {
                     return Err(QueueFault::HeadOutOfRange { head, size });
                 }
-                return Ok(Some((head, Chain::collect(descriptors, size))));
+                let table = GuestAddress(queue.ring.desc_table());
+                return Ok(Some((head, Chain::collect(mem, table, size, head))));
             }
             if !queue.ring.enable_notification(mem)? {
                 return Ok(None);

@@ -14,6 +14,7 @@ const MAX_SIZE: u16 = 128;
 
 const DESC_NEXT: u16 = 1;
 const DESC_WRITE: u16 = 2;
+const DESC_INDIRECT: u16 = 4;
 const AVAIL_NO_INTERRUPT: u16 = 1;
 
 /// One buffer of a chain, or one raw descriptor.
@@ -110,14 +111,21 @@ impl<'m, M: GuestMemory> Ring<'m, M> {
 
     /// Writes one descriptor as it is.
     pub fn write_descriptor(&self, index: u16, buffer: Buffer, next: Option<u16>) {
-        let mut bytes = [0; 16];
-        let flags = next.map_or(0, |_| DESC_NEXT) | if buffer.writable { DESC_WRITE } else { 0 };
-        bytes[0..8].copy_from_slice(&buffer.address.to_le_bytes());
-        bytes[8..12].copy_from_slice(&buffer.len_bytes.to_le_bytes());
-        bytes[12..14].copy_from_slice(&flags.to_le_bytes());
-        bytes[14..16].copy_from_slice(&next.unwrap_or(0).to_le_bytes());
         let address = self.descriptor_table() + 16 * u64::from(index);
-        self.write(address, &bytes);
+        self.write(address, &descriptor(buffer, next, 0));
+    }
+
+    /// Writes one descriptor whose buffer is a table of descriptors, as a
+    /// driver may not unless that was negotiated.
+    pub fn write_indirect(&self, index: u16, table: &[Buffer], at: u64) {
+        for (n, buffer) in (0_u16..).zip(table) {
+            let next = (usize::from(n) + 1 < table.len()).then_some(n + 1);
+            self.write(at + 16 * u64::from(n), &descriptor(*buffer, next, 0));
+        }
+        let len_bytes = u32::try_from(16 * table.len()).expect("small");
+        let whole = Buffer::readable(at, len_bytes);
+        let address = self.descriptor_table() + 16 * u64::from(index);
+        self.write(address, &descriptor(whole, None, DESC_INDIRECT));
     }
 
     /// Makes the chain that starts at `head` available.
@@ -227,4 +235,15 @@ impl<'m, M: GuestMemory> Ring<'m, M> {
             .write_slice(bytes, GuestAddress(address))
             .expect("ring lies in guest memory");
     }
+}
+
+fn descriptor(buffer: Buffer, next: Option<u16>, more_flags: u16) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    let write = if buffer.writable { DESC_WRITE } else { 0 };
+    let flags = next.map_or(0, |_| DESC_NEXT) | write | more_flags;
+    bytes[0..8].copy_from_slice(&buffer.address.to_le_bytes());
+    bytes[8..12].copy_from_slice(&buffer.len_bytes.to_le_bytes());
+    bytes[12..14].copy_from_slice(&flags.to_le_bytes());
+    bytes[14..16].copy_from_slice(&next.unwrap_or(0).to_le_bytes());
+    bytes
 }
