@@ -78,6 +78,11 @@ impl Serial {
     /// the start of `input`; if not all, offer the rest again once woken.
     #[must_use]
     pub fn enqueue(&self, input: &[u8]) -> usize {
+        // A vCPU may hold the port for as long as the sink keeps it waiting;
+        // nobody waits for that with nothing to give.
+        if input.is_empty() {
+            return 0;
+        }
         let mut uart = lock(&self.uart);
         let taken = match uart.enqueue_raw_bytes(input) {
             Ok(taken) => taken,
@@ -126,6 +131,8 @@ fn register(offset: u64) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
 
     use super::*;
     use crate::testing::Counter;
@@ -228,6 +235,39 @@ mod tests {
         assert_eq!(rest, input[taken..]);
         assert_eq!(rig.wake.take(), 0, "nobody waits");
         assert_eq!(read(&rig.serial, LINE_STATUS) & 1, 0);
+    }
+
+    /// A sink that holds its writer until it is let go.
+    struct Stuck(Sender<()>, Receiver<()>);
+
+    impl Write for Stuck {
+        fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+            self.0.send(()).unwrap();
+            self.1.recv().unwrap();
+            Ok(data.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn no_input_does_not_wait_for_a_vcpu_at_a_slow_sink() {
+        let (entered, inside) = channel();
+        let (let_go, hold) = channel();
+        let (line, wake) = (Arc::new(Counter::default()), Arc::new(Counter::default()));
+        let serial = &Serial::new(line, Box::new(Stuck(entered, hold)), wake);
+        let (taken, result) = channel();
+        let result = std::thread::scope(|scope| {
+            scope.spawn(|| serial.write(DATA, b"x"));
+            inside.recv().unwrap();
+            scope.spawn(move || taken.send(serial.enqueue(&[])));
+            let result = result.recv_timeout(Duration::from_secs(10));
+            let_go.send(()).unwrap();
+            result
+        });
+        assert_eq!(result, Ok(0), "the owner is stuck behind the sink");
     }
 
     #[test]
