@@ -18,13 +18,42 @@ const CMP_LEGACY: u32 = 1 << 1;
 pub fn for_vcpu(supported: &CpuId, id: u32, cpus: u32) -> CpuId {
     let mut cpuid = supported.clone();
     let core_bits = cpus.next_power_of_two().trailing_zeros();
+    let amd = is_amd(supported);
     for entry in cpuid.as_mut_slice() {
-        adjust(entry, id, cpus, core_bits);
+        adjust(entry, id, cpus, core_bits, amd);
     }
+    rebuild_extended_topology(&mut cpuid, id, cpus, core_bits);
     cpuid
 }
 
-fn adjust(entry: &mut kvm_cpuid_entry2, id: u32, cpus: u32, core_bits: u32) {
+/// Leaf 0: "AuthenticAMD" or "HygonGenuine".
+fn is_amd(cpuid: &CpuId) -> bool {
+    cpuid
+        .as_slice()
+        .iter()
+        .find(|entry| entry.function == 0)
+        .is_some_and(|entry| [*b"Auth", *b"Hygo"].contains(&entry.ebx.to_le_bytes()))
+}
+
+/// KVM lists only an empty subleaf 0 of these leaves, which says that there is
+/// no topology in them; Linux then takes each vCPU for a package of its own.
+fn rebuild_extended_topology(cpuid: &mut CpuId, id: u32, cpus: u32, core_bits: u32) {
+    for function in [0xb, 0x1f] {
+        let before = cpuid.as_slice().len();
+        cpuid.retain(|entry| entry.function != function);
+        if cpuid.as_slice().len() == before {
+            continue;
+        }
+        for index in 0..=2 {
+            let entry = extended_topology(function, index, id, cpus, core_bits);
+            if cpuid.push(entry).is_err() {
+                tracing::warn!("no room for CPUID leaf {function:#x}.{index}");
+            }
+        }
+    }
+}
+
+fn adjust(entry: &mut kvm_cpuid_entry2, id: u32, cpus: u32, core_bits: u32, amd: bool) {
     match entry.function {
         1 => {
             entry.ecx |= TSC_DEADLINE | HYPERVISOR;
@@ -43,10 +72,9 @@ fn adjust(entry: &mut kvm_cpuid_entry2, id: u32, cpus: u32, core_bits: u32) {
             let sharing = if level >= 3 { cpus - 1 } else { 0 };
             entry.eax = (entry.eax & 0x3fff) | (sharing << 14) | ((cpus - 1).min(63) << 26);
         }
-        0xb | 0x1f => extended_topology(entry, id, cpus, core_bits),
-        0x8000_0001 if cpus > 1 => entry.ecx |= CMP_LEGACY,
-        // 15:12 bits of core id, 7:0 cores - 1.
-        0x8000_0008 => {
+        0x8000_0001 if amd && cpus > 1 => entry.ecx |= CMP_LEGACY,
+        // AMD: 15:12 bits of core id, 7:0 cores - 1.
+        0x8000_0008 if amd => {
             entry.ecx = (entry.ecx & !0xf0ff) | (core_bits << 12) | (cpus - 1);
         }
         // Cache topology, AMD: 25:14 sharing cores - 1.
@@ -66,16 +94,31 @@ fn adjust(entry: &mut kvm_cpuid_entry2, id: u32, cpus: u32, core_bits: u32) {
 }
 
 /// Subleaf 0: one thread a core. Subleaf 1: `cpus` cores in the package.
-fn extended_topology(entry: &mut kvm_cpuid_entry2, id: u32, cpus: u32, core_bits: u32) {
+/// Subleaf 2 ends the list.
+fn extended_topology(
+    function: u32,
+    index: u32,
+    id: u32,
+    cpus: u32,
+    core_bits: u32,
+) -> kvm_cpuid_entry2 {
     const THREAD: u32 = 1;
     const CORE: u32 = 2;
-    entry.flags |= KVM_CPUID_FLAG_SIGNIFCANT_INDEX;
-    entry.edx = id;
-    (entry.eax, entry.ebx, entry.ecx) = match entry.index {
+    let (eax, ebx, ecx) = match index {
         0 => (0, 1, THREAD << 8),
         1 => (core_bits, cpus, 1 | CORE << 8),
         n => (0, 0, n),
     };
+    kvm_cpuid_entry2 {
+        function,
+        index,
+        flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
+        eax,
+        ebx,
+        ecx,
+        edx: id,
+        ..Default::default()
+    }
 }
 
 #[cfg(test)]
@@ -92,10 +135,15 @@ mod tests {
 
     #[test]
     fn every_vcpu_has_its_own_ids_in_one_package() {
+        // As KVM lists them: an empty first subleaf of the topology alone.
+        let amd = kvm_cpuid_entry2 {
+            ebx: u32::from_le_bytes(*b"Auth"),
+            ..entry(0, 0)
+        };
         let supported = CpuId::from_entries(&[
+            amd,
             entry(1, 0),
             entry(0xb, 0),
-            entry(0xb, 1),
             entry(0x8000_0008, 0),
             entry(0x8000_001e, 0),
         ])
@@ -112,6 +160,7 @@ mod tests {
                 };
                 assert_eq!(leaf(1, 0).ebx >> 24, id);
                 assert_eq!(leaf(0xb, 0).edx, id);
+                assert_eq!(leaf(0xb, 2).ecx, 2, "the list ends");
                 assert_eq!(leaf(0xb, 1).eax, core_bits);
                 assert_eq!(leaf(0xb, 1).ebx, cpus);
                 assert_eq!(leaf(0x8000_0008, 0).ecx & 0xff, cpus - 1);
@@ -122,5 +171,15 @@ mod tests {
                 assert_eq!(id >> core_bits, 0);
             }
         }
+    }
+
+    #[test]
+    fn what_is_amds_alone_is_not_told_to_an_intel_guest() {
+        let supported =
+            CpuId::from_entries(&[entry(0, 0), entry(0x8000_0001, 0), entry(0x8000_0008, 0)])
+                .unwrap();
+        let cpuid = for_vcpu(&supported, 1, 4);
+        assert!(cpuid.as_slice().iter().all(|entry| entry.ecx == 0));
+        assert!(!cpuid.as_slice().iter().any(|entry| entry.function == 0xb));
     }
 }

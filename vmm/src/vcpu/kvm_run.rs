@@ -16,8 +16,7 @@ pub(super) struct ImmediateExit {
 }
 
 // SAFETY: the pointer is used for one atomic store only, which any thread may
-// do; `VcpuSet::stop`, its one user, makes that store before it joins the
-// thread that owns the vCPU.
+// do, and `VcpuHandle`, where this lives, keeps the vCPU beside it.
 unsafe impl Send for ImmediateExit {}
 
 impl ImmediateExit {
@@ -31,9 +30,10 @@ impl ImmediateExit {
     /// Asks for the exit. The caller signals the thread afterwards.
     pub(super) fn request(&self) {
         // SAFETY: the flag lies in the vCPU's kvm_run mapping, which lives
-        // until the vCPU is dropped: `VcpuHandle::stop` calls this before it
-        // joins the thread that owns the vCPU. The kernel reads the byte,
-        // nobody else writes it but through this atomic view.
+        // until the vCPU is dropped, and `VcpuHandle` holds a reference to the
+        // vCPU for as long as it holds this, whatever became of the thread.
+        // The kernel reads the byte; nobody writes it but through this atomic
+        // view.
         let flag = unsafe { AtomicU8::from_ptr(self.flag) };
         flag.store(1, Ordering::SeqCst);
     }

@@ -1,6 +1,6 @@
 //! vCPUs: one thread each, which alone owns its `VcpuFd`.
 //!
-//! States of a thread: waiting at the start barrier → running → ended. It ends
+//! States of a thread: waiting at the start gate → running → ended. It ends
 //! when it is told to (`VcpuSet::stop`) or when KVM reports something that the
 //! guest cannot go on from; it says which through [`Shared`] and never
 //! acts on it: that is the event loop's part.
@@ -10,7 +10,7 @@ mod kvm_run;
 pub mod regs;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
@@ -146,11 +146,13 @@ pub struct VcpuSet {
     handles: Vec<VcpuHandle>,
 }
 
-/// One thread and the flag of the vCPU that it owns, which must not be used
-/// once the thread has been joined.
+/// One thread, and its vCPU. The thread holds the lock for as long as it runs;
+/// this handle keeps the vCPU, and with it what `exit` points to, also when
+/// the thread ended by itself.
 struct VcpuHandle {
     exit: ImmediateExit,
     thread: JoinHandle<()>,
+    _vcpu: Arc<Mutex<VcpuFd>>,
 }
 
 impl VcpuSet {
@@ -162,7 +164,9 @@ impl VcpuSet {
         extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
         register_signal_handler(kick_signal(), ignore)
             .map_err(|errno| std::io::Error::from_raw_os_error(errno.errno()))?;
-        let barrier = Arc::new(Barrier::new(vcpus.len()));
+        // Threads wait for the read side; without all of them none runs.
+        let gate = Arc::new(RwLock::new(()));
+        let closed = gate.write().unwrap_or_else(PoisonError::into_inner);
         let mut set = Self {
             shared,
             handles: Vec::with_capacity(vcpus.len()),
@@ -170,15 +174,31 @@ impl VcpuSet {
         for (cpu, mut vcpu) in (0_u32..).zip(vcpus) {
             let exit = ImmediateExit::new(&mut vcpu);
             let shared = Arc::clone(&set.shared);
-            let barrier = Arc::clone(&barrier);
-            let thread = std::thread::Builder::new()
+            let gate = Arc::clone(&gate);
+            let vcpu = Arc::new(Mutex::new(vcpu));
+            let own = Arc::clone(&vcpu);
+            let spawned = std::thread::Builder::new()
                 .name(format!("vcpu{cpu}"))
                 .spawn(move || {
-                    barrier.wait();
+                    let mut vcpu = own.lock().unwrap_or_else(PoisonError::into_inner);
+                    drop(gate.read().unwrap_or_else(PoisonError::into_inner));
                     run(cpu, &mut vcpu, &shared);
-                })?;
-            set.handles.push(VcpuHandle { exit, thread });
+                });
+            match spawned {
+                Ok(thread) => set.handles.push(VcpuHandle {
+                    exit,
+                    thread,
+                    _vcpu: vcpu,
+                }),
+                Err(error) => {
+                    set.shared.stop.store(true, Ordering::SeqCst);
+                    drop(closed);
+                    set.stop();
+                    return Err(error);
+                }
+            }
         }
+        drop(closed);
         Ok(set)
     }
 
@@ -196,8 +216,8 @@ impl VcpuSet {
                 tracing::debug!("a vCPU thread had ended: {error}");
             }
         }
-        for VcpuHandle { exit: _, thread } in self.handles {
-            if thread.join().is_err() {
+        for handle in self.handles {
+            if handle.thread.join().is_err() {
                 tracing::error!("a vCPU thread panicked");
             }
         }

@@ -16,6 +16,8 @@ const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
 const MTRR_WRITE_BACK: u64 = 1 << 11 | 6;
 
 const CR0_PE: u64 = 1;
+/// Extension type, always set.
+const CR0_ET: u64 = 1 << 4;
 const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;
 const EFER_LME: u64 = 1 << 8;
@@ -35,7 +37,7 @@ pub fn gdt(kind: EntryKind) -> Vec<u8> {
         EntryKind::Elf => 0x00cf_9b00_0000_ffff_u64,
         EntryKind::Bzimage => 0x00af_9b00_0000_ffff,
     };
-    [0, 0, code, 0x00cf_9300_0000_ffff, 0x008f_8b00_0000_ffff]
+    [0, 0, code, 0x00cf_9300_0000_ffff, 0x0000_8b00_0000_0067]
         .iter()
         .flat_map(|entry| entry.to_le_bytes())
         .collect()
@@ -73,13 +75,16 @@ fn set_segments(vcpu: &VcpuFd, kind: EntryKind) -> Result<(), kvm_ioctls::Error>
     (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
     sregs.tr = kvm_segment {
         s: 0,
+        limit: 0x67,
+        g: 0,
         ..segment(0x20, 0xb, false, false)
     };
     sregs.gdt.base = GDT;
     sregs.gdt.limit = 5 * 8 - 1;
     sregs.idt.base = 0;
     sregs.idt.limit = 0;
-    sregs.cr0 |= CR0_PE;
+    // All other bits clear, caching (CD, NW) on, as the PVH entry demands.
+    sregs.cr0 = CR0_PE | CR0_ET;
     if long {
         sregs.cr3 = PML4;
         sregs.cr4 |= CR4_PAE;
