@@ -1,36 +1,162 @@
 //! The guest's serial port and the host side of it.
 //!
-//! One owner, the event loop: it reads standard input when it is readable and
-//! the port has room, and holds back what does not fit until the guest has
-//! read. Output is written by the vCPU thread that the guest writes from.
+//! Input has one owner, the event loop: it reads standard input when it is
+//! readable and the port has room, and holds back what does not fit until the
+//! guest has read. Output is written by the vCPU thread that the guest writes
+//! from; what its reader has no room for waits, and the event loop writes it
+//! later.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lmb_devices::Serial;
+use lmb_devices::{OwnerWake, Serial};
 use vmm_sys_util::terminal::Terminal;
 
 use crate::config::SerialOption;
 
 /// Input read at once, bytes.
 const READ_BYTES: usize = 256;
+/// Most output that waits for its reader, bytes.
+const PENDING_BYTES: usize = 1 << 20;
 /// Most input taken from a regular file, bytes.
 const FILE_BYTES: u64 = 1 << 20;
 
-/// Where the guest's output goes.
-///
-/// # Errors
-/// When the file cannot be opened.
-pub fn output(option: &SerialOption) -> io::Result<Box<dyn Write + Send>> {
-    Ok(match option {
-        SerialOption::Stdio => Box::new(File::from(io::stdout().as_fd().try_clone_to_owned()?)),
-        SerialOption::Off => Box::new(io::sink()),
-        SerialOption::File(path) => {
-            Box::new(OpenOptions::new().create(true).append(true).open(path)?)
+/// The guest's output on its way out: written by vCPU threads, which must not
+/// wait for a slow reader, and emptied by the event loop when the reader has
+/// room. What exceeds [`PENDING_BYTES`] is lost and counted.
+#[derive(Clone)]
+pub struct ConsoleOutput(Arc<Mutex<OutputState>>);
+
+struct OutputState {
+    /// None: output is dropped.
+    file: Option<File>,
+    pending: VecDeque<u8>,
+    lost_bytes: u64,
+    wake: Arc<dyn OwnerWake>,
+}
+
+impl ConsoleOutput {
+    /// Opens where the output goes; `wake` is called when some of it waits.
+    ///
+    /// # Errors
+    /// When the target cannot be opened.
+    pub fn open(option: &SerialOption, wake: Arc<dyn OwnerWake>) -> io::Result<Self> {
+        let file = match option {
+            SerialOption::Stdio => Some(standard_output()?),
+            SerialOption::Off => None,
+            SerialOption::File(path) => Some(
+                OpenOptions::new()
+                    .create(true)
+                    .append(true)
+                    .custom_flags(libc::O_NONBLOCK)
+                    .open(path)?,
+            ),
+        };
+        Ok(Self(Arc::new(Mutex::new(OutputState {
+            file,
+            pending: VecDeque::new(),
+            lost_bytes: 0,
+            wake,
+        }))))
+    }
+
+    /// What to wait for room on, while output waits.
+    #[must_use]
+    pub fn waiting_fd(&self) -> Option<RawFd> {
+        let state = self.lock();
+        let waits = !state.pending.is_empty();
+        state.file.as_ref().filter(|_| waits).map(File::as_raw_fd)
+    }
+
+    /// Writes what waits, as far as there is room.
+    pub fn flush_pending(&self) {
+        self.lock().flush_pending();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, OutputState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl OutputState {
+    fn write(&mut self, bytes: &[u8]) {
+        let Some(mut file) = self.file.as_ref() else {
+            return;
+        };
+        let written = if self.pending.is_empty() {
+            file.write(bytes).unwrap_or(0)
+        } else {
+            0
+        };
+        let rest = bytes.get(written..).unwrap_or_default();
+        if rest.is_empty() {
+            return;
         }
-    })
+        let room = PENDING_BYTES.saturating_sub(self.pending.len());
+        let (kept, lost) = rest.split_at(rest.len().min(room));
+        self.pending.extend(kept);
+        if !lost.is_empty() {
+            if self.lost_bytes == 0 {
+                tracing::warn!("nobody reads the serial port's output; some of it is lost");
+            }
+            self.lost_bytes = self.lost_bytes.saturating_add(lost.len() as u64);
+        }
+        self.wake.wake();
+    }
+
+    fn flush_pending(&mut self) {
+        let Some(mut file) = self.file.as_ref() else {
+            return;
+        };
+        while !self.pending.is_empty() {
+            match file.write(self.pending.make_contiguous()) {
+                Ok(0) => return,
+                Ok(written) => drop(self.pending.drain(..written)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The reader is gone, and nobody will want the rest.
+                Err(error) => {
+                    tracing::debug!("the serial port's output ends: {error}");
+                    self.pending.clear();
+                    self.file = None;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Write for ConsoleOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.lock().write(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Standard output, not blocking where that can be had without changing the
+/// descriptor that others share: a pipe or terminal is opened anew.
+fn standard_output() -> io::Result<File> {
+    let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let kind = output.metadata()?.file_type();
+    if kind.is_fifo() || kind.is_char_device() {
+        let reopened = OpenOptions::new()
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+            .open("/proc/self/fd/1");
+        if let Ok(reopened) = reopened {
+            return Ok(reopened);
+        }
+        tracing::debug!("standard output cannot be opened anew: a slow reader stops the guest");
+    }
+    Ok(output)
 }
 
 /// Standard input on its way to the guest. A terminal is raw while this lives,
@@ -126,5 +252,78 @@ impl Drop for ConsoleInput {
         {
             tracing::warn!("the terminal stays in raw mode: {error}; type `stty sane`");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use lmb_devices::testing::Counter;
+
+    use super::*;
+
+    fn over(file: File) -> (ConsoleOutput, Arc<Counter>) {
+        let wake = Arc::new(Counter::default());
+        let state = OutputState {
+            file: Some(file),
+            pending: VecDeque::new(),
+            lost_bytes: 0,
+            wake: Arc::clone(&wake) as _,
+        };
+        (ConsoleOutput(Arc::new(Mutex::new(state))), wake)
+    }
+
+    #[test]
+    fn output_waits_for_a_slow_reader_and_keeps_its_order() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+        let file = OpenOptions::new()
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)
+            .unwrap();
+        drop(writer);
+        let (mut output, wake) = over(file);
+        let sent: Vec<u8> = (0..300_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+        for chunk in sent.chunks(1000) {
+            output.write_all(chunk).unwrap();
+        }
+        assert!(wake.take() > 0, "the loop is to wait for room");
+        assert!(output.waiting_fd().is_some());
+        let mut read = vec![0; sent.len()];
+        let mut filled = 0;
+        while filled < read.len() {
+            filled += reader.read(&mut read[filled..]).unwrap();
+            output.flush_pending();
+        }
+        assert_eq!(read, sent);
+        assert_eq!(output.waiting_fd(), None);
+    }
+
+    #[test]
+    fn what_nobody_reads_is_bounded_and_a_gone_reader_ends_it() {
+        let (reader, writer) = io::pipe().unwrap();
+        let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+        let file = OpenOptions::new()
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)
+            .unwrap();
+        drop(writer);
+        let (mut output, _) = over(file);
+        for _ in 0..2048 {
+            output.write_all(&[b'x'; 1024]).unwrap();
+        }
+        {
+            let state = output.lock();
+            assert_eq!(state.pending.len(), PENDING_BYTES);
+            assert!(state.lost_bytes > 0);
+        }
+        drop(OwnedFd::from(reader));
+        output.flush_pending();
+        assert_eq!(output.waiting_fd(), None);
+        output.write_all(b"more").unwrap();
+        assert_eq!(output.waiting_fd(), None);
     }
 }

@@ -20,13 +20,14 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use crate::acpi::{self, AcpiError, MmioDevice};
 use crate::boot::image::{ImageError, KernelImage};
 use crate::boot::load::{Entry, InitrdFile, load, write_bytes};
-use crate::boot::{ACPI, BootError, GDT};
+use crate::boot::{ACPI, BootError, GDT, RESET_VECTOR};
 use crate::bus::Bus;
 use crate::config::{ConfigError, VmConfig};
-use crate::console;
+use crate::console::ConsoleOutput;
 use crate::coordinator::WindowParts;
 use crate::kvm::KvmError;
 use crate::platform;
+use crate::reset::{self, KeyboardReset};
 use crate::slots::{KvmWindow, add_boot_memory};
 use crate::timeline::stamp;
 use crate::vcpu::{Shared, VcpuSet, cpuid, regs};
@@ -123,6 +124,8 @@ pub struct Machine {
     pub power: Arc<PowerDevice>,
     /// Serial port.
     pub serial: Arc<Serial>,
+    /// Where its output goes.
+    pub output: ConsoleOutput,
     /// Kernel version, if the image names it.
     pub kernel_version: Option<String>,
     /// How the kernel is entered.
@@ -148,7 +151,7 @@ impl Machine {
         let initrd = config.initrd.as_deref().map(InitrdFile::open).transpose()?;
         let output = host(
             "open the serial port's output",
-            console::output(&config.serial),
+            ConsoleOutput::open(&config.serial, Arc::clone(wake)),
         )?;
 
         let vm = Arc::new(create_vm(kvm)?);
@@ -170,12 +173,13 @@ impl Machine {
         let entry = load(&ram, layout, &kernel, initrd.as_ref(), &config.cmdline)?;
         write_bytes(&ram, ACPI, &acpi::build(layout, config.cpus, &devices)?)?;
         write_bytes(&ram, GDT, &regs::gdt(entry.kind))?;
+        write_bytes(&ram, RESET_VECTOR, &reset::stub())?;
         let kernel_loaded = stamp();
 
         let mut bus = Bus::default();
         let serial = Arc::new(Serial::new(
             interrupt(&vm, platform::COM1_GSI)?,
-            output,
+            Box::new(output.clone()),
             Arc::clone(wake),
         ));
         let marks = Arc::new(BootMarks::new(Arc::clone(wake), stamp));
@@ -183,6 +187,11 @@ impl Machine {
         bus.add_io(platform::COM1_PORT, 8, Arc::clone(&serial) as _);
         bus.add_io(platform::MARKS_PORT, 16, Arc::clone(&marks) as _);
         bus.add_io(platform::POWER_PORT, 3, Arc::clone(&power) as _);
+        bus.add_io(
+            platform::KEYBOARD_PORT,
+            1,
+            Arc::new(KeyboardReset::new(Arc::clone(&power))),
+        );
         let queue_notify = host("make an event descriptor", EventFd::new(EFD_NONBLOCK))?;
         let window = match devices.first() {
             Some(&place) => {
@@ -212,6 +221,7 @@ impl Machine {
             marks,
             power,
             serial,
+            output,
             kernel_version: kernel.version,
             entry,
             stamps: BuildStamps {

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use lmb_vmm::config::{LayoutReport, LogLevel, Options, VmConfig};
+use lmb_memory::Layout;
+use lmb_vmm::config::{HostLimits, LayoutReport, LogLevel, Options, VmConfig};
+use lmb_vmm::restart::LmbChange;
 use lmb_vmm::timeline::monotonic_ns;
-use lmb_vmm::{host, kvm, restart, vmm};
+use lmb_vmm::{host, kvm, vmm};
 
 /// A KVM virtual machine monitor whose guest memory is made of LMBs (Logical
 /// Memory Blocks)
@@ -78,14 +80,13 @@ fn run(cli: Cli, process_start_ns: u64) -> Result<(), Box<dyn std::error::Error>
     let definition = file.clone();
     let options = cli.options.over(file);
     init_log(options.log_level.unwrap_or(LogLevel::Warn));
-    let changed = restart::LmbChange::find(&definition, &options);
+    let changed = LmbChange::find(&definition, &options);
     let config = VmConfig::new(options)?;
     if cli.dry_run {
         let limits = host::limits(kvm::open().ok().as_ref());
         let layout = config.layout(limits)?;
-        if let Some(change) = changed {
-            eprintln!("lmb-vmm: {}", change.describe(limits, &layout)?);
-        }
+        vmm::check(&config, &layout)?;
+        tell(changed, limits, &layout);
         let report = LayoutReport::new(&layout);
         let text = if cli.json {
             format!("{}\n", serde_json::to_string_pretty(&report)?)
@@ -101,11 +102,22 @@ fn run(cli: Cli, process_start_ns: u64) -> Result<(), Box<dyn std::error::Error>
     for notice in &layout.notices {
         eprintln!("lmb-vmm: notice: {notice}");
     }
-    if let Some(change) = changed {
-        eprintln!("lmb-vmm: {}", change.describe(limits, &layout)?);
-    }
+    tell(changed, limits, &layout);
     vmm::run(kvm, config, layout, process_start_ns)?;
     Ok(())
+}
+
+/// Tells what a new LMB size does to the definition. That the old one was not
+/// legal does not stop a start that is.
+fn tell(changed: Option<LmbChange>, limits: HostLimits, layout: &Layout) {
+    let Some(change) = changed else { return };
+    match change.describe(limits, layout) {
+        Ok(line) => eprintln!("lmb-vmm: {line}"),
+        Err(error) => eprintln!(
+            "lmb-vmm: the definition was not legal with its own LMB size, so old and new are \
+             not compared: {error}"
+        ),
+    }
 }
 
 /// Writes to standard output; a reader that has seen enough is no error.

@@ -31,6 +31,8 @@ pub const SLEEP_STATUS_PORT: u16 = POWER_PORT + 1;
 pub const RESET_PORT: u16 = POWER_PORT + 2;
 /// What the guest writes there.
 pub const RESET_VALUE: u8 = 1;
+/// Command port of a PC's keyboard controller; only its reset line exists.
+pub const KEYBOARD_PORT: u16 = 0x64;
 /// Sleep type of soft-off (\_S5).
 pub const SLEEP_TYPE_OFF: u8 = 5;
 /// Most vCPUs: xAPIC ids below 0xff, the broadcast id.

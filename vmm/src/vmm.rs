@@ -7,22 +7,23 @@
 //! input, signals. Nothing here waits for the guest or for a client.
 
 use std::io;
-use std::os::fd::AsRawFd;
-use std::sync::{Arc, OnceLock};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use kvm_ioctls::Kvm;
 use lmb_devices::{OwnerWake, PowerRequest};
 use lmb_memory::Layout;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
-use vmm_sys_util::signal::register_signal_handler;
 
-use crate::api::{ApiServer, Context, InterestChange, SocketError, VmControl};
+use crate::api::{ApiServer, Context, InterestChange, SocketError};
 use crate::config::{SerialOption, VmConfig};
 use crate::console::ConsoleInput;
+use crate::control::{Control, kernel_info};
 use crate::coordinator::{Coordinator, CoordinatorError, RequestError};
 use crate::machine::{BuildError, Machine};
-use crate::protocol::{BootTimeline, EntryKind, KernelInfo, VmInfo, VmState};
+use crate::protocol::VmState;
+use crate::signals;
 use crate::timeline::{BootEvent, monotonic_ns};
 use crate::vcpu::VcpuFailure;
 
@@ -32,6 +33,7 @@ const QUEUE_NOTIFY: u32 = 1;
 const EFFECT_DONE: u32 = 2;
 const CONSOLE: u32 = 3;
 const SIGNAL: u32 = 4;
+const OUTPUT: u32 = 5;
 const API_FIRST: u32 = 16;
 
 /// Why a VM ended otherwise than by powering off.
@@ -79,46 +81,6 @@ impl OwnerWake for Wake {
     }
 }
 
-/// Written by the handler of SIGTERM and SIGINT.
-static SIGNALLED: OnceLock<EventFd> = OnceLock::new();
-
-extern "C" fn on_signal(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    if let Some(event) = SIGNALLED.get() {
-        let _ = event.write(1);
-    }
-}
-
-/// What clients may ask of the machine; carried out by the loop afterwards.
-struct Control {
-    state: VmState,
-    cpus: u32,
-    kernel: KernelInfo,
-    asked: Option<PowerRequest>,
-    vcpu_exits: u64,
-}
-
-impl VmControl for Control {
-    fn vm_info(&self, boot: &BootTimeline) -> VmInfo {
-        VmInfo {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            state: self.state,
-            cpus: self.cpus,
-            kernel: self.kernel.clone(),
-            boot: boot.clone(),
-            vcpu_exits: self.vcpu_exits,
-        }
-    }
-
-    fn power_off(&mut self) {
-        self.asked = Some(PowerRequest::Off);
-    }
-
-    fn reset(&mut self) {
-        self.asked.get_or_insert(PowerRequest::Reset);
-    }
-}
-
 /// The VM and everything that serves it. Dropped in this order: clients first,
 /// then the window's effects, then the machine.
 struct Vmm {
@@ -129,12 +91,25 @@ struct Vmm {
     control: Control,
     console: Option<ConsoleInput>,
     console_watched: bool,
+    output_watched: Option<RawFd>,
     kvm: Kvm,
     config: VmConfig,
     layout: Layout,
     wake: Arc<Wake>,
     effect_done: Arc<EventFd>,
     end: Option<Result<(), VmmError>>,
+}
+
+/// Checks what only the books can tell of a configuration: whether the memory
+/// requested from the start is possible.
+///
+/// # Errors
+/// When it is not.
+pub fn check(config: &VmConfig, layout: &Layout) -> Result<(), VmmError> {
+    if let Some(total) = config.requested_memory {
+        Coordinator::new(layout, 0, Arc::new(event_fd()?)).request_at_start(total)?;
+    }
+    Ok(())
 }
 
 /// Builds the VM, runs it, and returns when it has ended.
@@ -159,6 +134,10 @@ pub fn run(
         manager.run_with_timeout(timeout)?;
         let vmm = manager.subscriber_mut(id)?;
         let changes = vmm.on_time();
+        // Asked for behind a reply that time made due.
+        if vmm.control.asked.is_some() {
+            vmm.wake.wake();
+        }
         let mut ops = manager.event_ops(id)?;
         apply(&changes, &mut ops);
     };
@@ -184,7 +163,6 @@ impl Vmm {
             .as_deref()
             .map(|path| ApiServer::bind(path, API_FIRST))
             .transpose()?;
-        watch_signals()?;
         let device_wake: Arc<dyn OwnerWake> = Arc::clone(&wake) as _;
         let effect_done = Arc::new(event_fd()?);
         let mut coordinator = Coordinator::new(&layout, process_start_ns, Arc::clone(&effect_done));
@@ -193,6 +171,9 @@ impl Vmm {
         }
         let mut machine = Machine::build(&kvm, &config, &layout, &device_wake)?;
         attach(&mut coordinator, &mut machine)?;
+        // Until here a signal ends the process at once, also in the midst of
+        // populating much memory.
+        host("handle signals", signals::watch())?;
         let console = match config.serial {
             SerialOption::Stdio => Some(host("take over standard input", ConsoleInput::new())?),
             SerialOption::Off | SerialOption::File(_) => None,
@@ -212,6 +193,7 @@ impl Vmm {
             control,
             console,
             console_watched: false,
+            output_watched: None,
             kvm,
             config,
             layout,
@@ -258,11 +240,27 @@ impl Vmm {
         let power = machine.power.take_request();
         self.coordinator.on_device_wake();
         self.deliver_input(ops);
-        if let Some(failure) = failure {
-            self.end_with(Err(failure.into()));
-        } else if let Some(request) = power {
-            self.on_power(request, ops);
+        self.watch_output(ops);
+        match failure {
+            // How a kernel reboots that finds no other way (reboot=t).
+            Some(VcpuFailure::Shutdown(_)) if self.guest_was_up() => {
+                self.on_power(PowerRequest::Reset, ops);
+            }
+            Some(failure) => self.end_with(Err(failure.into())),
+            None => {
+                if let Some(request) = power.or_else(|| self.control.asked.take()) {
+                    self.on_power(request, ops);
+                }
+            }
         }
+    }
+
+    /// Whether this boot got so far that a triple fault is a reboot and not a
+    /// kernel that cannot start.
+    fn guest_was_up(&self) -> bool {
+        let boot = self.coordinator.boot().timeline();
+        let windows = self.coordinator.memory_info().windows;
+        boot.init_ns.is_some() || windows.iter().any(|window| window.driver_active)
     }
 
     fn on_power(&mut self, request: PowerRequest, ops: &mut EventOps<'_>) {
@@ -289,6 +287,7 @@ impl Vmm {
         if let Some(mut machine) = self.machine.take() {
             machine.stop();
             unwatch(&machine.queue_notify, QUEUE_NOTIFY, ops);
+            self.unwatch_output(ops);
             // Its window goes with the coordinator's half, the rest here: the
             // next machine may need the same memory.
             self.coordinator.system_reset(asked_ns);
@@ -300,6 +299,7 @@ impl Vmm {
         machine.start()?;
         self.machine = Some(machine);
         self.control.state = VmState::Running;
+        self.deliver_input(ops);
         Ok(())
     }
 
@@ -365,6 +365,33 @@ impl Vmm {
         }
     }
 
+    /// Writes the output that waits, and waits for room while some is left.
+    fn watch_output(&mut self, ops: &mut EventOps<'_>) {
+        let Some(machine) = &self.machine else { return };
+        machine.output.flush_pending();
+        match (machine.output.waiting_fd(), self.output_watched) {
+            (None, Some(_)) => self.unwatch_output(ops),
+            (Some(fd), None) => {
+                let events = Events::with_data_raw(fd, OUTPUT, EventSet::OUT);
+                match ops.add(events) {
+                    Ok(()) => self.output_watched = Some(fd),
+                    Err(error) => tracing::warn!("output is not watched: {error:?}"),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn unwatch_output(&mut self, ops: &mut EventOps<'_>) {
+        let Some(fd) = self.output_watched.take() else {
+            return;
+        };
+        let events = Events::with_data_raw(fd, OUTPUT, EventSet::OUT);
+        if let Err(error) = ops.remove(events) {
+            tracing::debug!("output was not watched: {error:?}");
+        }
+    }
+
     fn on_api(&mut self, token: u32, set: EventSet, ops: &mut EventOps<'_>) {
         self.look_at_vcpus();
         let Some(api) = self.api.as_mut() else { return };
@@ -387,7 +414,7 @@ impl MutEventSubscriber for Vmm {
             watch(&machine.queue_notify, QUEUE_NOTIFY, ops);
         }
         watch(&self.effect_done, EFFECT_DONE, ops);
-        if let Some(event) = SIGNALLED.get() {
+        if let Some(event) = signals::event() {
             watch(event, SIGNAL, ops);
         }
         if self.console.is_some() {
@@ -418,6 +445,7 @@ impl MutEventSubscriber for Vmm {
             EFFECT_DONE => self.coordinator.on_effect_done(),
             CONSOLE => self.on_console(ops),
             SIGNAL => self.end_with(Ok(())),
+            OUTPUT => self.watch_output(ops),
             token => self.on_api(token, events.event_set(), ops),
         }
     }
@@ -437,34 +465,8 @@ fn attach(coordinator: &mut Coordinator, machine: &mut Machine) -> Result<(), Vm
     Ok(())
 }
 
-fn kernel_info(config: &VmConfig, machine: &Machine) -> KernelInfo {
-    KernelInfo {
-        path: config
-            .kernel
-            .as_deref()
-            .map(|path| path.display().to_string())
-            .unwrap_or_default(),
-        version: machine.kernel_version.clone(),
-        entry: machine.entry.kind,
-        kaslr: machine.entry.kind == EntryKind::Bzimage && config.kaslr(),
-        cmdline: config.cmdline.clone(),
-    }
-}
-
 fn event_fd() -> Result<EventFd, VmmError> {
     host("make an event descriptor", EventFd::new(EFD_NONBLOCK))
-}
-
-fn watch_signals() -> Result<(), VmmError> {
-    if SIGNALLED.get().is_none() {
-        let _ = SIGNALLED.set(event_fd()?);
-    }
-    for signal in [libc::SIGTERM, libc::SIGINT] {
-        let set = register_signal_handler(signal, on_signal)
-            .map_err(|errno| io::Error::from_raw_os_error(errno.errno()));
-        host("handle signals", set)?;
-    }
-    Ok(())
 }
 
 fn drain(event: &EventFd) {

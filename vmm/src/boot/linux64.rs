@@ -30,7 +30,6 @@ pub(super) fn write(
     image: &[u8],
     map: &[MapEntry],
     initrd: Option<&Initrd>,
-    cmdline_bytes: usize,
 ) -> Result<(), BootError> {
     let mut page = [0_u8; PAGE_BYTES];
     // The header ends at 0x202 plus the byte at 0x201 (the jump's target).
@@ -41,7 +40,6 @@ pub(super) fn write(
     page[TYPE_OF_LOADER] = LOADER_UNDEFINED;
     put(&mut page, ACPI_RSDP_ADDR, &ACPI.to_le_bytes());
     put(&mut page, CMD_LINE_PTR, &low_u32(CMDLINE));
-    put(&mut page, 0x238, &low_u32(cmdline_bytes as u64));
     if let Some(initrd) = initrd {
         put(&mut page, RAMDISK_IMAGE, &low_u32(initrd.address));
         put(&mut page, RAMDISK_SIZE, &low_u32(initrd.size_bytes));
@@ -71,15 +69,18 @@ fn low_u32(value: u64) -> [u8; 4] {
     u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes()
 }
 
-/// Three pages that map the first GiB onto itself in 2 MiB pages: the kernel,
+/// Pages that map the first 4 GiB onto themselves in 2 MiB pages: the kernel,
 /// the zero page and the command line lie there, which is what the protocol
 /// asks for; the decompressor builds its own tables for the rest.
 fn identity_page_tables() -> Vec<u8> {
     const PRESENT_WRITABLE: u64 = 0x3;
     const LARGE: u64 = 0x80;
-    let mut tables = vec![0_u64; 3 * PAGE_BYTES / 8];
+    const DIRECTORIES: u64 = 4;
+    let mut tables = vec![0_u64; (2 + 4) * PAGE_BYTES / 8];
     tables[0] = (PML4 + 0x1000) | PRESENT_WRITABLE;
-    tables[512] = (PML4 + 0x2000) | PRESENT_WRITABLE;
+    for (entry, number) in tables[512..].iter_mut().zip(0..DIRECTORIES) {
+        *entry = (PML4 + 0x2000 + number * 0x1000) | PRESENT_WRITABLE;
+    }
     for (entry, number) in tables[1024..].iter_mut().zip(0_u64..) {
         *entry = (number << 21) | PRESENT_WRITABLE | LARGE;
     }

@@ -113,7 +113,7 @@ pub fn load(
     match kernel.entry {
         EntryKind::Elf => pvh::write(ram, &map, initrd.as_ref())?,
         EntryKind::Bzimage => {
-            linux64::write(ram, &kernel.bytes, &map, initrd.as_ref(), cmdline.len())?;
+            linux64::write(ram, &kernel.bytes, &map, initrd.as_ref())?;
         }
     }
     Ok(Entry {

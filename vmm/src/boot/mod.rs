@@ -10,10 +10,11 @@
 //! | 0x6000 | PVH start info, module list |
 //! | 0x7000 | zero page (boot_params) of the 64-bit entry |
 //! | 0x8000 | PVH memory map |
-//! | 0x9000.. 0xb fff | page tables of the 64-bit entry |
+//! | 0x9000..0xf000 | page tables of the 64-bit entry |
 //! | 0x2_0000 | command line |
 //! | 0x9_fc00 | end of conventional memory |
 //! | 0xe_0000 | ACPI tables |
+//! | 0xf_fff0 | reset vector |
 //! | 0x10_0000 | RAM goes on |
 
 pub mod image;
@@ -30,7 +31,7 @@ pub const START_INFO: u64 = 0x6000;
 pub const ZERO_PAGE: u64 = 0x7000;
 /// PVH memory map.
 pub const MEMMAP: u64 = 0x8000;
-/// Top of the page tables for the 64-bit entry; two more pages follow.
+/// Top of the page tables for the 64-bit entry; five more pages follow.
 pub const PML4: u64 = 0x9000;
 /// Command line.
 pub const CMDLINE: u64 = 0x2_0000;
@@ -42,7 +43,10 @@ pub const LOW_END: u64 = 0x9_fc00;
 /// ACPI tables; the RSDP stands first, where a scan finds it too.
 pub const ACPI: u64 = 0xe_0000;
 /// Room for the ACPI tables, bytes.
-pub const ACPI_MAX_BYTES: u64 = 0x2_0000;
+pub const ACPI_MAX_BYTES: u64 = RESET_VECTOR - ACPI;
+/// Where a PC starts after a reset in real mode (F000:FFF0): a kernel that
+/// reboots through the BIOS jumps here.
+pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// Where RAM goes on above the legacy hole.
 pub const HIGH_START: u64 = 0x10_0000;
 
