@@ -90,7 +90,7 @@ Examples:
     #[command(after_long_help = crate::plan::cli::HELP)]
     Plan(PlanArgs),
 
-    /// Draw tables from results of benchmarks
+    /// Draw tables, plots and cost models from results of benchmarks, and compare two of them
     #[command(after_long_help = crate::report::cli::HELP)]
     Report(ReportArgs),
 
@@ -141,7 +141,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Vm { command } => vm::run(&command)?,
         Command::Metrics(socket) => vm::metrics(&socket)?,
         Command::Plan(args) => (crate::plan::cli::run(&args)?, Exit::Done),
-        Command::Report(args) => (crate::report::cli::run(&args)?, Exit::Done),
+        Command::Report(args) => return crate::report::cli::run(&args),
         Command::Completions { shell } => (completions(shell)?, Exit::Done),
         Command::Man { out } => {
             man(&out)?;

@@ -1,15 +1,23 @@
 //! `lmb plan` on the command line.
 
+use std::path::PathBuf;
+
 use anyhow::Context;
 use clap::Args;
 use lmb_memory::{Bytes, GuestBlock, LmbSize};
 use serde::Serialize;
 
+use super::choose::{Choice, Predicted, choose, predict};
 use super::counts::{ARTICLE_LMB_SIZES, ARTICLE_PARTITIONS, Counts};
+use super::rules::TIB_BYTES;
 use super::text;
 use super::vm::{VmPlan, VmRequest, plan};
+use crate::report::cli::read_groups;
+use crate::report::environment::Environments;
+use crate::report::json::ModelJson;
+use crate::report::model::rows::models;
 use crate::report::tables;
-use crate::units::parse_size;
+use crate::units::{format_size, parse_size};
 
 /// LMB sizes of a VM's plan, unless given.
 const LMB_SIZES: [u64; 6] = [128 << 20, 256 << 20, 512 << 20, 1 << 30, 2 << 30, 4 << 30];
@@ -20,7 +28,11 @@ Examples:
   lmb plan                                     the LMB article's table
   lmb plan --partition 500G,2T --lmb-size 256M,1G
   lmb plan --memory 64G --max-memory 1T        one VM by LMB size
-  lmb plan --memory 64G --max-memory 1T --guest-block-size 2G";
+  lmb plan --memory 64G --max-memory 1T --guest-block-size 2G
+  lmb plan --memory 8T --granularity 256M --from results.jsonl
+
+With --from the report's cost models predict boot, add and remove. Their rule for refusing is
+printed with them.";
 
 /// Options of `lmb plan`.
 #[derive(Clone, Debug, Args)]
@@ -52,6 +64,19 @@ pub struct PlanArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "memory")]
     slot_size: Option<u64>,
 
+    /// Choose the LMB size with which memory changes in steps of this, and say why
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "memory")]
+    granularity: Option<u64>,
+
+    /// Results of `lmb bench` to predict boot, add and remove from
+    #[arg(long, value_name = "FILE", requires = "memory")]
+    from: Vec<PathBuf>,
+
+    /// How much the predicted adds and removals change
+    /// [default: the window, at most 1T; 1T without a window]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "from")]
+    amount: Option<u64>,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -60,6 +85,9 @@ pub struct PlanArgs {
 #[derive(Serialize)]
 struct VmJson<'a> {
     plans: &'a [VmPlan],
+    predictions: &'a [Predicted],
+    models: Vec<ModelJson<'a>>,
+    choice: Option<&'a Choice>,
 }
 
 /// Does `lmb plan`; what it returns goes to standard output.
@@ -80,12 +108,53 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<String> {
         .iter()
         .map(|lmb| plan(&request, *lmb))
         .collect();
+    let groups = match args.from.as_slice() {
+        [] => Vec::new(),
+        files => read_groups(files)?,
+    };
+    let models = models(&groups);
+    let predictions = predict(&plans, &models, amount(args, memory_bytes));
+    let choice = args
+        .granularity
+        .map(|granularity| choose(&plans, granularity, &predictions, &models))
+        .transpose()
+        .map_err(anyhow::Error::msg)?;
     if args.json {
-        return json(&VmJson { plans: &plans });
+        return json(&VmJson {
+            plans: &plans,
+            predictions: &predictions,
+            models: models.iter().map(ModelJson::of).collect(),
+            choice: choice.as_ref(),
+        });
     }
     let mut table = text::vm(&plans);
     table.title = title(&request);
-    Ok(table.terminal())
+    let mut text = table.terminal();
+    if !args.from.is_empty() {
+        let environments = Environments::of(&groups);
+        text.push('\n');
+        text.push_str(&text::predictions(&predictions, &models, &environments).terminal());
+    }
+    if let Some(choice) = &choice {
+        text.push_str(&format!(
+            "\nLMB size: {}\n",
+            format_size(choice.lmb_size_bytes)
+        ));
+        for sentence in &choice.why {
+            text.push_str(&format!("  {sentence}\n"));
+        }
+    }
+    Ok(text)
+}
+
+/// The amount that is added and removed.
+fn amount(args: &PlanArgs, memory_bytes: u64) -> u64 {
+    let window = args
+        .max_memory
+        .and_then(|max| max.checked_sub(memory_bytes))
+        .filter(|window| *window > 0);
+    args.amount
+        .unwrap_or_else(|| window.map_or(TIB_BYTES, |window| window.min(TIB_BYTES)))
 }
 
 fn table_of_counts(args: &PlanArgs) -> anyhow::Result<String> {
@@ -100,7 +169,6 @@ fn table_of_counts(args: &PlanArgs) -> anyhow::Result<String> {
 }
 
 fn title(request: &VmRequest) -> String {
-    use crate::units::format_size;
     let window = match request.max_memory_bytes {
         Some(max) => format!(" of at most {}", format_size(max)),
         None => String::new(),

@@ -11,6 +11,7 @@
 //!
 //! All of it is pure; [`cli`] reads the files and prints.
 
+pub mod choose;
 pub mod cli;
 pub mod counts;
 pub mod rules;

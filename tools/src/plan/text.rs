@@ -1,7 +1,13 @@
 //! Plans as tables for people.
 
+use super::choose::Predicted;
 use super::vm::{VmPlan, VmRow};
+use crate::report::environment::Environments;
 use crate::report::figure::grouped;
+use crate::report::group::Group;
+use crate::report::model::predict::RULE;
+use crate::report::model::rows::Fitted;
+use crate::report::model::text::prediction_cell;
 use crate::report::table::Table;
 use crate::units::format_size;
 
@@ -75,6 +81,77 @@ fn cells(row: &VmRow) -> Vec<String> {
         only(format_size(row.memmap_window_bytes)),
         row.driver_mode.word().to_owned(),
     ]
+}
+
+/// Predictions of saved results, a row for each LMB size.
+#[must_use]
+pub fn predictions(all: &[Predicted], models: &[Fitted], environments: &Environments) -> Table {
+    let mut table = Table::new("Predicted from results", &[">LMB"]);
+    let mut used: Vec<usize> = all.iter().map(|p| p.model).collect();
+    used.sort_unstable();
+    used.dedup();
+    for index in &used {
+        if let Some(fitted) = models.get(*index) {
+            table.column(&format!(
+                ">{}",
+                column_name(all, *index, fitted, environments)
+            ));
+        }
+    }
+    let mut sizes: Vec<u64> = all.iter().map(|p| p.lmb_size_bytes).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let mut refusals: Vec<String> = Vec::new();
+    for size in sizes {
+        let mut row = vec![format_size(size)];
+        for index in &used {
+            let found = all
+                .iter()
+                .find(|p| p.lmb_size_bytes == size && p.model == *index);
+            row.push(match (found, models.get(*index)) {
+                (Some(found), Some(fitted)) => {
+                    if let Err(refusal) = &found.prediction {
+                        let sentence = format!("{}: refused: {refusal}.", fitted.subject.name());
+                        if !refusals.contains(&sentence) {
+                            refusals.push(sentence);
+                        }
+                    }
+                    prediction_cell(fitted, &found.prediction)
+                }
+                _ => "-".to_owned(),
+            });
+        }
+        table.rows.push(row);
+    }
+    table
+        .notes
+        .push("~ extrapolated: outside of what was measured. ± standard error.".to_owned());
+    table.notes.push(RULE.to_owned());
+    table.notes.extend(refusals);
+    let groups: Vec<&Group> = used
+        .iter()
+        .filter_map(|index| models.get(*index))
+        .flat_map(|fitted| &fitted.groups)
+        .collect();
+    environments.beside(&mut table, &groups);
+    table
+}
+
+fn column_name(
+    all: &[Predicted],
+    index: usize,
+    fitted: &Fitted,
+    environments: &Environments,
+) -> String {
+    let bytes = all.iter().find(|p| p.model == index).map_or(0, |p| p.bytes);
+    let letter = fitted.groups.first().map(|g| environments.letter(g));
+    let part = if fitted.executed { ", executed" } else { "" };
+    format!(
+        "{} {} ({}{part})",
+        fitted.subject.name(),
+        format_size(bytes),
+        letter.unwrap_or_default()
+    )
 }
 
 /// Notices, each once, with the LMB sizes it is about.

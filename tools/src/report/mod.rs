@@ -14,6 +14,8 @@ pub mod csv;
 pub mod environment;
 pub mod figure;
 pub mod group;
+pub mod html;
+pub mod json;
 pub mod model;
 pub mod read;
 pub mod stats;

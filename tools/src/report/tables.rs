@@ -27,22 +27,39 @@ const KEPT: [&str; 9] = [
 /// What the instruction clock's boots are held to.
 pub const BOOT_SPREAD_LIMIT: f64 = 0.001;
 
-/// All tables of a report, in order.
+/// All tables of the rows, in order.
 #[must_use]
 pub fn all(groups: &[Group], environments: &Environments) -> Vec<Table> {
-    let boots: Vec<&Group> = of(groups, |kind| matches!(kind, Kind::Boot));
-    let dlpar: Vec<&Group> = of(groups, |kind| matches!(kind, Kind::Dlpar { .. }));
-    let mut tables = Vec::new();
-    tables.extend(lmb_counts(groups));
-    if !boots.is_empty() {
-        tables.push(boot_by_lmb(&boots, environments));
-        tables.push(boot_detail(&boots, environments));
-    }
-    if !dlpar.is_empty() {
-        tables.push(dlpar_by_lmb(&dlpar, environments));
-        tables.push(dlpar_detail(&dlpar, environments));
-    }
+    let mut tables: Vec<Table> = lmb_counts(groups).into_iter().collect();
+    tables.extend(boot(groups, environments));
+    tables.extend(dlpar(groups, environments));
     tables
+}
+
+/// Tables of boots; none without boots.
+#[must_use]
+pub fn boot(groups: &[Group], environments: &Environments) -> Vec<Table> {
+    let boots: Vec<&Group> = of(groups, |kind| matches!(kind, Kind::Boot));
+    if boots.is_empty() {
+        return Vec::new();
+    }
+    vec![
+        boot_by_lmb(&boots, environments),
+        boot_detail(&boots, environments),
+    ]
+}
+
+/// Tables of adds and removes; none without them.
+#[must_use]
+pub fn dlpar(groups: &[Group], environments: &Environments) -> Vec<Table> {
+    let dlpar: Vec<&Group> = of(groups, |kind| matches!(kind, Kind::Dlpar { .. }));
+    if dlpar.is_empty() {
+        return Vec::new();
+    }
+    vec![
+        dlpar_by_lmb(&dlpar, environments),
+        dlpar_detail(&dlpar, environments),
+    ]
 }
 
 fn of(groups: &[Group], wanted: fn(&Kind) -> bool) -> Vec<&Group> {
@@ -58,7 +75,8 @@ fn lmb_sizes<'a>(groups: impl IntoIterator<Item = &'a Group>) -> Vec<u64> {
 }
 
 /// LMBs for the memory sizes that were measured.
-fn lmb_counts(groups: &[Group]) -> Option<Table> {
+#[must_use]
+pub fn lmb_counts(groups: &[Group]) -> Option<Table> {
     let sizes: BTreeSet<u64> = groups.iter().map(Group::bytes).collect();
     let sizes: Vec<u64> = sizes.into_iter().collect();
     let lmbs = lmb_sizes(groups);

@@ -291,45 +291,37 @@ impl Dlpar {
 
 /// Adds and removes that vary each quantity by itself, in big-block mode.
 pub(crate) fn design() -> Vec<Sample> {
+    design_of(Dlpar::default)
+}
+
+/// The same of other costs or configurations.
+pub(crate) fn design_of(base: impl Fn() -> Dlpar) -> Vec<Sample> {
     let mut all = Vec::new();
-    let mut push = |dlpar: Dlpar| all.extend(dlpar.samples(3));
+    let mut push = |lmb, block, slot, amount| {
+        let dlpar = Dlpar {
+            lmb,
+            block,
+            slot,
+            amount,
+            ..base()
+        };
+        all.extend(dlpar.samples(3));
+    };
     // Requests alone: blocks of 128 MiB, slots of 4 GiB.
     for lmb in [128 * MIB, 512 * MIB, GIB, 4 * GIB] {
-        push(Dlpar {
-            lmb,
-            block: 128 * MIB,
-            slot: 4 * GIB,
-            ..Dlpar::default()
-        });
+        push(lmb, 128 * MIB, 4 * GIB, 32 * GIB);
     }
     // Blocks alone, at LMBs of 4 GiB; the block of 128 MiB is above.
     for block in [256 * MIB, 512 * MIB, GIB, 2 * GIB] {
-        push(Dlpar {
-            lmb: 4 * GIB,
-            block,
-            slot: 4 * GIB,
-            ..Dlpar::default()
-        });
+        push(4 * GIB, block, 4 * GIB, 32 * GIB);
     }
     // Slots alone.
     for slot in [128 * MIB, GIB] {
-        push(Dlpar {
-            lmb: 128 * MIB,
-            block: 128 * MIB,
-            slot,
-            ..Dlpar::default()
-        });
+        push(128 * MIB, 128 * MIB, slot, 32 * GIB);
     }
     // GiB with everything else growing along.
     for (amount, size) in [(16 * GIB, GIB), (64 * GIB, 4 * GIB)] {
-        let block = size.min(2 * GIB);
-        push(Dlpar {
-            lmb: size,
-            block,
-            amount,
-            slot: 4 * GIB,
-            ..Dlpar::default()
-        });
+        push(size, size.min(2 * GIB), 4 * GIB, amount);
     }
     all
 }

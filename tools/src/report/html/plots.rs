@@ -1,0 +1,482 @@
+//! Which plots a report has: boot, add and remove against LMB size and count,
+//! phases stacked, executed and waited, models against their rows.
+
+use super::svg::{Bar, Bars, Guide, Lines, Series, Spot, XAxis};
+use crate::bench::sample::Step;
+use crate::report::environment::Environments;
+use crate::report::figure::{Unit, change, grouped};
+use crate::report::group::{Group, Kind, Moment};
+use crate::report::model::rows::Fitted;
+use crate::report::stats::real;
+use crate::report::tables::{block_option, step_name};
+use crate::units::format_size;
+
+/// Bars a plot holds at most; the tables have all rows.
+const BARS_MAX: usize = 36;
+
+const UNITS: [Unit; 3] = [Unit::Instructions, Unit::Seconds, Unit::EmulatedSeconds];
+
+/// Plots of boots.
+#[must_use]
+pub fn boot(groups: &[Group]) -> Vec<String> {
+    let boots = |unit| chosen(groups, unit, |kind| matches!(kind, Kind::Boot));
+    let mut all = Vec::new();
+    for (n, unit) in UNITS.into_iter().enumerate() {
+        let rows = boots(unit);
+        all.extend(against(&rows, "Boot", &format!("boot{n}"), unit));
+        let parts = [Moment::FirstEntry, Moment::KernelPart, Moment::MemoryPart];
+        let names = ["VMM", "kernel to init", "init to all memory usable"];
+        let title = "Parts of a boot";
+        all.push(bars(
+            &rows,
+            title,
+            &format!("bootparts{n}"),
+            &names,
+            |group| {
+                parts
+                    .map(|moment| group.median(moment).unwrap_or(0.0))
+                    .to_vec()
+            },
+        ));
+        all.push(waiting(
+            &rows,
+            "Boot: executed and waited",
+            &format!("bootwait{n}"),
+        ));
+    }
+    all.retain(|plot| !plot.is_empty());
+    all
+}
+
+/// Plots of adds and removes.
+#[must_use]
+pub fn dlpar(groups: &[Group]) -> Vec<String> {
+    let adds = |kind: &Kind| matches!(kind, Kind::Dlpar { step, .. } if matches!(step, Step::FirstAdd | Step::SecondAdd));
+    let removes = |kind: &Kind| matches!(kind, Kind::Dlpar { step, .. } if matches!(step, Step::FirstRemove | Step::SecondRemove));
+    let first = |kind: &Kind| matches!(kind, Kind::Dlpar { step, .. } if matches!(step, Step::FirstAdd | Step::FirstRemove));
+    let mut all = Vec::new();
+    for (n, unit) in UNITS.into_iter().enumerate() {
+        all.extend(against(
+            &chosen(groups, unit, adds),
+            "Adding memory",
+            &format!("add{n}"),
+            unit,
+        ));
+        let removed = chosen(groups, unit, removes);
+        all.extend(against(
+            &removed,
+            "Removing memory",
+            &format!("remove{n}"),
+            unit,
+        ));
+        let rows = chosen(groups, unit, first);
+        let names = [
+            "until the first request",
+            "until the device is done",
+            "until usable or gone",
+        ];
+        let title = "Parts of first adds and removes";
+        all.push(bars(
+            &rows,
+            title,
+            &format!("dlparparts{n}"),
+            &names,
+            dlpar_parts,
+        ));
+        let title = "First adds and removes: executed and waited";
+        all.push(waiting(&rows, title, &format!("dlparwait{n}")));
+    }
+    all.retain(|plot| !plot.is_empty());
+    all
+}
+
+fn dlpar_parts(group: &Group) -> Vec<f64> {
+    let request = group.median(Moment::FirstRequest).unwrap_or(0.0);
+    let done = group.median(Moment::DeviceDone).unwrap_or(request);
+    let complete = group.median(Moment::Complete).unwrap_or(done);
+    vec![
+        request,
+        (done - request).max(0.0),
+        (complete - done).max(0.0),
+    ]
+}
+
+fn chosen(groups: &[Group], unit: Unit, wanted: impl Fn(&Kind) -> bool) -> Vec<&Group> {
+    groups
+        .iter()
+        .filter(|group| group.unit == unit && wanted(&group.kind))
+        .filter(|group| group.times.contains_key(&Moment::Complete))
+        .collect()
+}
+
+/// Against LMB size and against LMB count.
+fn against(rows: &[&Group], what: &str, id: &str, unit: Unit) -> Vec<String> {
+    if rows.is_empty() {
+        return Vec::new();
+    }
+    let plot = |by: &str, x: fn(&Group) -> u64, name: fn(u64) -> String| {
+        Lines {
+            title: format!("{what} by LMB {by}"),
+            id: format!("{id}{by}"),
+            x_name: format!("LMB {by}"),
+            y_name: unit.axis().to_owned(),
+            x_axis: XAxis::Doublings(x_ticks(rows, x, name)),
+            joined: true,
+            guide: Guide::None,
+            series: series(rows, x),
+        }
+        .figure()
+    };
+    vec![
+        plot("size", |group| group.config.lmb_size_bytes, format_size),
+        plot("count", Group::lmbs, grouped),
+    ]
+}
+
+fn x_ticks(rows: &[&Group], x: fn(&Group) -> u64, name: fn(u64) -> String) -> Vec<(f64, String)> {
+    let mut values: Vec<u64> = rows
+        .iter()
+        .map(|group| x(group))
+        .filter(|v| *v > 0)
+        .collect();
+    values.sort_unstable();
+    values.dedup();
+    values.into_iter().map(|v| (real(v), name(v))).collect()
+}
+
+/// Rows that differ in LMB size alone are a line.
+fn series(rows: &[&Group], x: fn(&Group) -> u64) -> Vec<Series> {
+    let mut parts: Vec<(Vec<String>, Vec<&Group>)> = Vec::new();
+    for group in rows {
+        let key = traits(group);
+        match parts.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, part)) => part.push(group),
+            None => parts.push((key, vec![group])),
+        }
+    }
+    let keys: Vec<Vec<String>> = parts.iter().map(|(key, _)| key.clone()).collect();
+    let names = short_names(&keys);
+    let mut all: Vec<Series> = parts
+        .into_iter()
+        .zip(names)
+        .map(|((_, mut part), name)| {
+            part.sort_by_key(|group| x(group));
+            Series {
+                name,
+                spots: part
+                    .iter()
+                    .filter_map(|group| spot(group, x(group)))
+                    .collect(),
+            }
+        })
+        .collect();
+    all.retain(|series| !series.spots.is_empty());
+    all
+}
+
+fn spot(group: &Group, x: u64) -> Option<Spot> {
+    let total = &group.times.get(&Moment::Complete)?.total;
+    Some(Spot {
+        x: real(x),
+        y: group.unit.scale(total.median),
+        range: Some((group.unit.scale(total.min), group.unit.scale(total.max))),
+        words: format!(
+            "LMB {}, {} LMBs: {}",
+            format_size(group.config.lmb_size_bytes),
+            grouped(group.lmbs()),
+            group.unit.show(total.median)
+        ),
+    })
+}
+
+/// What parts lines: everything a row depends on but the LMB size.
+fn traits(group: &Group) -> Vec<String> {
+    let config = &group.config;
+    let plugged = match config.plugged_at_boot_bytes {
+        0 => "all RAM".to_owned(),
+        bytes => format!("{} plugged", format_size(bytes)),
+    };
+    let slot = match config.slot_size_bytes {
+        0 => "default slot".to_owned(),
+        bytes => format!("slot {}", format_size(bytes)),
+    };
+    vec![
+        step_name(group.kind).to_owned(),
+        config.vmm.clone(),
+        config.vmm_version.clone(),
+        config.kernel.clone(),
+        format!("{} entry", config.kernel_entry),
+        format_size(group.bytes()),
+        format!("RAM {}", format_size(config.memory_bytes)),
+        plugged,
+        crate::report::plural(u64::from(config.cpus), "vCPU"),
+        format!("block {}", block_option(group)),
+        slot,
+        format!("host pages {}", config.hugepages),
+        format!("load {}", config.load),
+        config.hotplug.clone(),
+        config.cmdline.clone(),
+        group.host.kind.clone(),
+        format!("host Linux {}", group.host.kernel),
+    ]
+}
+
+/// Names by the traits that differ; of a single one by operation, VMM and
+/// kernel.
+fn short_names(keys: &[Vec<String>]) -> Vec<String> {
+    let Some(first) = keys.first() else {
+        return Vec::new();
+    };
+    let differs = |index: usize| keys.iter().any(|key| key.get(index) != first.get(index));
+    let any = (0..first.len()).any(differs);
+    keys.iter()
+        .map(|key| {
+            let parts: Vec<&str> = key
+                .iter()
+                .enumerate()
+                .filter(|(index, _)| {
+                    if any {
+                        differs(*index)
+                    } else {
+                        [0, 1, 3].contains(index)
+                    }
+                })
+                .map(|(_, part)| part.as_str())
+                .collect();
+            parts.join(", ")
+        })
+        .collect()
+}
+
+/// A bar for each row.
+fn bars(
+    rows: &[&Group],
+    title: &str,
+    id: &str,
+    names: &[&str],
+    parts: impl Fn(&Group) -> Vec<f64>,
+) -> String {
+    let mut shown = rows.to_vec();
+    shown.sort_by_key(|group| (group.kind, traits(group), group.config.lmb_size_bytes));
+    let left_out = shown.len().saturating_sub(BARS_MAX);
+    shown.truncate(BARS_MAX);
+    let Some(first) = shown.first() else {
+        return String::new();
+    };
+    let unit = first.unit;
+    let keys: Vec<Vec<String>> = shown.iter().map(|group| traits(group)).collect();
+    let differ = keys.iter().any(|key| Some(key) != keys.first());
+    let short = short_names(&keys);
+    let bar = |(group, name): (&&Group, String)| {
+        let values = parts(group);
+        let mut words: Vec<String> = names
+            .iter()
+            .zip(&values)
+            .map(|(name, ns)| format!("{name} {}", unit.show(*ns)))
+            .collect();
+        let whole = unit.show(values.iter().sum());
+        words.push(format!("in all {whole}"));
+        let size = format_size(group.config.lmb_size_bytes);
+        Bar {
+            name: if differ {
+                format!("{name}, {size}")
+            } else {
+                size
+            },
+            parts: values.iter().map(|ns| unit.scale(*ns)).collect(),
+            words,
+            whole,
+        }
+    };
+    let bars = shown.iter().zip(short).map(bar).collect();
+    let more = match left_out {
+        0 => String::new(),
+        n => format!(" (first {BARS_MAX} rows; {n} more in the table)"),
+    };
+    Bars {
+        title: format!("{title}, by LMB size{more}"),
+        id: id.to_owned(),
+        x_name: unit.axis().to_owned(),
+        parts: names.iter().map(|name| (*name).to_owned()).collect(),
+        bars,
+    }
+    .figure()
+}
+
+/// Executed and waited, where rows tell and anything was waited.
+fn waiting(rows: &[&Group], title: &str, id: &str) -> String {
+    let split = |group: &Group| {
+        let timing = group.times.get(&Moment::Complete)?;
+        Some(vec![
+            timing.executed.as_ref()?.median,
+            timing.waited.as_ref()?.median,
+        ])
+    };
+    let telling: Vec<&Group> = rows
+        .iter()
+        .copied()
+        .filter(|group| split(group).is_some())
+        .collect();
+    let waits = |group: &&&Group| split(group).is_some_and(|s| s[1] > s[0] / 1000.0);
+    if !telling.iter().any(|group| waits(&group)) {
+        return String::new();
+    }
+    bars(&telling, title, id, &["executed", "waited"], |group| {
+        split(group).unwrap_or_default()
+    })
+}
+
+/// Each model against its rows: measured by fitted, and the residuals.
+#[must_use]
+pub fn models(models: &[Fitted], environments: &Environments) -> Vec<String> {
+    let mut all = Vec::new();
+    for (n, fitted) in models.iter().enumerate() {
+        if fitted.model.residuals.len() < 3 {
+            continue;
+        }
+        let letter = fitted.groups.first().map(|g| environments.letter(g));
+        let mode = fitted.mode().map_or("", |mode| mode.word());
+        let load = fitted.groups.first().map_or("", |g| g.config.load.as_str());
+        let name: Vec<&str> = [fitted.subject.name(), mode]
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .chain((load != "none").then_some(load))
+            .collect();
+        let name = format!("{} (conf. {})", name.join(", "), letter.unwrap_or_default());
+        let part = if fitted.executed { ", executed" } else { "" };
+        let plot = |what: &str, y_name: String, guide, spots| {
+            Lines {
+                title: format!("{name}: {what}"),
+                id: format!("model{n}{}", what.split(' ').next().unwrap_or_default()),
+                x_name: format!("model, {}{part}", fitted.unit.axis()),
+                y_name,
+                x_axis: XAxis::Even,
+                joined: false,
+                guide,
+                series: vec![Series {
+                    name: String::new(),
+                    spots,
+                }],
+            }
+            .figure()
+        };
+        let y_name = format!("measured, {}{part}", fitted.unit.axis());
+        all.push(plot(
+            "measured against the model",
+            y_name,
+            Guide::Diagonal,
+            measured(fitted),
+        ));
+        let y_name = "residual, percent".to_owned();
+        all.push(plot("residuals", y_name, Guide::Zero, residuals(fitted)));
+    }
+    all.retain(|plot| !plot.is_empty());
+    all
+}
+
+fn measured(fitted: &Fitted) -> Vec<Spot> {
+    spots(fitted, |point_ns, _| fitted.unit.scale(point_ns))
+}
+
+fn residuals(fitted: &Fitted) -> Vec<Spot> {
+    spots(fitted, |_, relative| relative * 100.0)
+}
+
+fn spots(fitted: &Fitted, y: impl Fn(f64, f64) -> f64) -> Vec<Spot> {
+    let rows = fitted.model.residuals.iter();
+    rows.filter_map(|residual| {
+        let point = fitted.points.get(residual.row)?;
+        let group = fitted.groups.get(residual.row)?;
+        Some(Spot {
+            x: fitted.unit.scale(residual.fitted_ns),
+            y: y(point.ns, residual.relative),
+            range: None,
+            words: format!(
+                "LMB {}, guest block {}, {}: measured {}, model {}, {}",
+                format_size(group.config.lmb_size_bytes),
+                format_size(group.guest_block_bytes()),
+                format_size(group.bytes()),
+                fitted.unit.show(point.ns),
+                fitted.unit.show(residual.fitted_ns),
+                change(residual.relative)
+            ),
+        })
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::group::group;
+    use crate::report::testing::{Boot, Dlpar, GIB, MIB, native_host};
+
+    #[test]
+    fn a_line_for_each_kernel_named_by_it_alone() {
+        let mut samples = Vec::new();
+        for lmb in [128 * MIB, GIB] {
+            samples.extend(
+                Boot {
+                    lmb,
+                    ..Boot::default()
+                }
+                .samples(2),
+            );
+            let edit =
+                |config: &mut crate::bench::sample::Config| config.kernel = "6.12".to_owned();
+            samples.extend(
+                Boot {
+                    lmb,
+                    edit,
+                    ..Boot::default()
+                }
+                .samples(2),
+            );
+        }
+        let groups = group(&samples);
+        let rows: Vec<&Group> = groups.iter().collect();
+        let series = series(&rows, Group::lmbs);
+        let names: Vec<&str> = series.iter().map(|s| s.name.as_str()).collect();
+        assert_eq!(names, ["6.1.0-18-cloud-amd64", "6.12"]);
+        let xs: Vec<f64> = series[0].spots.iter().map(|spot| spot.x).collect();
+        assert_eq!(xs, [64.0, 512.0]);
+    }
+
+    #[test]
+    fn units_never_share_an_axis() {
+        let mut samples = Boot::default().samples(2);
+        samples.extend(
+            Boot {
+                host: native_host(),
+                ..Boot::default()
+            }
+            .samples(2),
+        );
+        let plots = boot(&group(&samples));
+        assert!(
+            plots
+                .iter()
+                .any(|plot| plot.contains("million instructions"))
+        );
+        assert!(plots.iter().any(|plot| plot.contains(">seconds<")));
+        assert!(
+            plots
+                .iter()
+                .all(|plot| !(plot.contains(">seconds<") && plot.contains("instr")))
+        );
+    }
+
+    #[test]
+    fn parts_of_an_add_make_the_whole() {
+        let groups = group(&Dlpar::default().samples(3));
+        for group in &groups {
+            let whole: f64 = dlpar_parts(group).iter().sum();
+            assert!((whole - group.median(Moment::Complete).unwrap()).abs() < 1.0);
+        }
+    }
+
+    #[test]
+    fn nothing_is_drawn_of_nothing() {
+        assert!(boot(&[]).is_empty() && dlpar(&[]).is_empty());
+    }
+}

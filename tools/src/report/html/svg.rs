@@ -1,0 +1,618 @@
+//! Plots as SVG, without any colour of their own: classes `s0` to `s7` get it
+//! from the page's style sheet, in either scheme. Series also differ by mark
+//! and dashes, so that colour is never all that tells them apart.
+
+use std::fmt::Write as _;
+
+use crate::report::stats::real;
+use crate::report::table::escape;
+
+const WIDTH: f64 = 640.0;
+const HEIGHT: f64 = 340.0;
+const LEFT: f64 = 74.0;
+const RIGHT: f64 = 18.0;
+const TOP: f64 = 14.0;
+const BOTTOM: f64 = 52.0;
+/// Styles there are; further series start over.
+const STYLES: usize = 8;
+/// Values that span more than this are drawn on a logarithmic axis.
+const LOG_FROM: f64 = 20.0;
+
+/// A point of a series.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spot {
+    /// Where.
+    pub x: f64,
+    /// How much.
+    pub y: f64,
+    /// Smallest and largest of its repeats, if it has some.
+    pub range: Option<(f64, f64)>,
+    /// What it is, in words.
+    pub words: String,
+}
+
+/// A line of points.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Series {
+    /// For the legend.
+    pub name: String,
+    /// Ascending by `x`.
+    pub spots: Vec<Spot>,
+}
+
+/// How an axis of x is divided.
+#[derive(Clone, Debug, PartialEq)]
+pub enum XAxis {
+    /// By doublings, with these ticks.
+    Doublings(Vec<(f64, String)>),
+    /// Evenly.
+    Even,
+}
+
+/// A plot of series.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lines {
+    /// Caption.
+    pub title: String,
+    /// A unique word for ids.
+    pub id: String,
+    /// Name of the x axis.
+    pub x_name: String,
+    /// Name of the y axis, with its unit.
+    pub y_name: String,
+    /// Its division.
+    pub x_axis: XAxis,
+    /// Whether points are joined.
+    pub joined: bool,
+    /// A line to compare points with.
+    pub guide: Guide,
+    /// What is drawn.
+    pub series: Vec<Series>,
+}
+
+/// A line that is no data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guide {
+    /// None.
+    None,
+    /// y = x.
+    Diagonal,
+    /// y = 0, with the y axis reaching as far below as above.
+    Zero,
+}
+
+#[derive(Clone, Copy)]
+struct Scale {
+    log: bool,
+    from: f64,
+    to: f64,
+    start: f64,
+    end: f64,
+}
+
+impl Scale {
+    fn at(&self, value: f64) -> f64 {
+        let f = |v: f64| {
+            if self.log {
+                v.max(f64::MIN_POSITIVE).log2()
+            } else {
+                v
+            }
+        };
+        let (from, to) = (f(self.from), f(self.to));
+        let share = if to > from {
+            (f(value) - from) / (to - from)
+        } else {
+            0.5
+        };
+        self.start + share * (self.end - self.start)
+    }
+}
+
+impl Lines {
+    /// The figure: caption, plot, legend.
+    #[must_use]
+    pub fn figure(&self) -> String {
+        let spots = || self.series.iter().flat_map(|series| &series.spots);
+        if spots().next().is_none() {
+            return String::new();
+        }
+        let x = self.x_scale();
+        let y = self.y_scale();
+        let mut text = open(&self.title, &self.id, &self.describe(), HEIGHT);
+        self.y_axis(&mut text, &y);
+        self.x_axis(&mut text, &x);
+        self.guide(&mut text, &x, &y);
+        for (index, series) in self.series.iter().enumerate() {
+            self.draw(&mut text, index, series, (&x, &y));
+        }
+        text.push_str("</svg>\n");
+        let names: Vec<&str> = self.series.iter().map(|s| s.name.as_str()).collect();
+        if names.iter().any(|name| !name.is_empty()) {
+            legend(&mut text, &names, self.joined);
+        }
+        text.push_str("</figure>\n");
+        text
+    }
+
+    fn values(&self, f: impl Fn(&Spot) -> f64) -> (f64, f64) {
+        let all = self.series.iter().flat_map(|series| &series.spots).map(f);
+        all.fold((f64::MAX, f64::MIN), |(low, high), v| {
+            (low.min(v), high.max(v))
+        })
+    }
+
+    fn x_scale(&self) -> Scale {
+        let (low, high) = self.values(|spot| spot.x);
+        let (log, from, to) = match self.x_axis {
+            XAxis::Doublings(_) => (true, low / 1.25, high * 1.25),
+            XAxis::Even => {
+                let room = ((high - low) * 0.06).max(high.abs() * 0.01).max(1e-9);
+                (false, low - room, high + room)
+            }
+        };
+        Scale {
+            log,
+            from,
+            to,
+            start: LEFT,
+            end: WIDTH - RIGHT,
+        }
+    }
+
+    fn y_scale(&self) -> Scale {
+        let (_, high) = self.values(|spot| spot.range.map_or(spot.y, |range| range.1.max(spot.y)));
+        let (low, _) = self.values(|spot| spot.range.map_or(spot.y, |range| range.0.min(spot.y)));
+        let (start, end) = (HEIGHT - BOTTOM, TOP);
+        let (log, from, to) = match self.guide {
+            Guide::Zero => {
+                let most = high.abs().max(low.abs()).max(1e-3) * 1.15;
+                (false, -most, most)
+            }
+            Guide::Diagonal => {
+                let x = self.x_scale();
+                let room = ((high - low) * 0.06).max(high.abs() * 0.01).max(1e-9);
+                (false, (low - room).min(x.from), (high + room).max(x.to))
+            }
+            Guide::None if low > 0.0 && high / low > LOG_FROM => (true, low / 1.3, high * 1.3),
+            Guide::None => (false, 0.0, (high * 1.08).max(1e-9)),
+        };
+        Scale {
+            log,
+            from,
+            to,
+            start,
+            end,
+        }
+    }
+
+    fn y_axis(&self, text: &mut String, y: &Scale) {
+        for (value, name) in ticks(y) {
+            let at = y.at(value);
+            let _ = writeln!(
+                text,
+                "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
+                 <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{name}</text>",
+                WIDTH - RIGHT,
+                LEFT - 8.0,
+                at + 4.0
+            );
+        }
+        let log = if y.log { ", log scale" } else { "" };
+        let middle = (TOP + HEIGHT - BOTTOM) / 2.0;
+        let _ = writeln!(
+            text,
+            "<text transform=\"translate(14 {middle:.1}) rotate(-90)\" text-anchor=\"middle\">{}{log}</text>",
+            escape(&self.y_name)
+        );
+    }
+
+    fn x_axis(&self, text: &mut String, x: &Scale) {
+        let base = HEIGHT - BOTTOM;
+        let _ = writeln!(
+            text,
+            "<line class=\"axis\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{base}\" y2=\"{base}\"/>",
+            WIDTH - RIGHT
+        );
+        let all = match &self.x_axis {
+            XAxis::Doublings(ticks) => ticks.clone(),
+            XAxis::Even => ticks(x),
+        };
+        let mut free_from = 0.0;
+        for (value, name) in all {
+            let at = x.at(value);
+            // A letter is about 7 wide: a name that would touch the last is left out.
+            let half = real(u64::try_from(name.len()).unwrap_or(0)) * 3.5;
+            let _ = writeln!(
+                text,
+                "<line class=\"axis\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{base}\" y2=\"{}\"/>",
+                base + 5.0
+            );
+            if at - half < free_from {
+                continue;
+            }
+            free_from = at + half + 6.0;
+            let _ = writeln!(
+                text,
+                "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+                base + 19.0,
+                escape(&name)
+            );
+        }
+        let _ = writeln!(
+            text,
+            "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+            (LEFT + WIDTH - RIGHT) / 2.0,
+            HEIGHT - 10.0,
+            escape(&self.x_name)
+        );
+    }
+
+    fn guide(&self, text: &mut String, x: &Scale, y: &Scale) {
+        let (from, to) = match self.guide {
+            Guide::None => return,
+            Guide::Zero => ((x.from, 0.0), (x.to, 0.0)),
+            Guide::Diagonal => {
+                let (low, high) = (x.from.max(y.from), x.to.min(y.to));
+                ((low, low), (high, high))
+            }
+        };
+        let _ = writeln!(
+            text,
+            "<line class=\"guide\" x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\"/>",
+            x.at(from.0),
+            y.at(from.1),
+            x.at(to.0),
+            y.at(to.1)
+        );
+    }
+
+    fn draw(&self, text: &mut String, index: usize, series: &Series, (x, y): (&Scale, &Scale)) {
+        let _ = writeln!(text, "<g class=\"s{}\">", index % STYLES);
+        if self.joined && series.spots.len() > 1 {
+            let path: Vec<String> = series
+                .spots
+                .iter()
+                .map(|spot| format!("{:.1},{:.1}", x.at(spot.x), y.at(spot.y)))
+                .collect();
+            let _ = writeln!(
+                text,
+                "<polyline class=\"line\"{} points=\"{}\"/>",
+                dashes(index),
+                path.join(" ")
+            );
+        }
+        for spot in &series.spots {
+            let (at_x, at_y) = (x.at(spot.x), y.at(spot.y));
+            if let Some((low, high)) = spot.range {
+                let _ = writeln!(
+                    text,
+                    "<line class=\"range\" x1=\"{at_x:.1}\" x2=\"{at_x:.1}\" y1=\"{:.1}\" y2=\"{:.1}\"/>",
+                    y.at(low),
+                    y.at(high)
+                );
+            }
+            let _ = writeln!(
+                text,
+                "<path class=\"mark\" d=\"{}\"><title>{}</title></path>",
+                mark(index, at_x, at_y),
+                escape(&spot.words)
+            );
+        }
+        text.push_str("</g>\n");
+    }
+
+    /// Every point in words, for those who do not see the plot.
+    fn describe(&self) -> String {
+        let all: Vec<String> = self
+            .series
+            .iter()
+            .map(|series| {
+                let spots: Vec<&str> = series.spots.iter().map(|s| s.words.as_str()).collect();
+                format!("{}: {}", series.name, spots.join("; "))
+            })
+            .collect();
+        format!(
+            "{} against {}. {}",
+            self.y_name,
+            self.x_name,
+            all.join(". ")
+        )
+    }
+}
+
+/// A bar of parts that add up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bar {
+    /// At its left.
+    pub name: String,
+    /// Values of the parts, in the plot's order.
+    pub parts: Vec<f64>,
+    /// Each in words, and the whole.
+    pub words: Vec<String>,
+    /// The whole in words, at its right.
+    pub whole: String,
+}
+
+/// A plot of bars.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bars {
+    /// Caption.
+    pub title: String,
+    /// A unique word for ids.
+    pub id: String,
+    /// What is measured, with its unit.
+    pub x_name: String,
+    /// Names of the parts.
+    pub parts: Vec<String>,
+    /// Bars from the top.
+    pub bars: Vec<Bar>,
+}
+
+impl Bars {
+    /// The figure: caption, plot, legend.
+    #[must_use]
+    pub fn figure(&self) -> String {
+        const ROW: f64 = 24.0;
+        if self.bars.is_empty() {
+            return String::new();
+        }
+        let longest = self.bars.iter().map(|bar| bar.name.chars().count()).max();
+        let left = real(u64::try_from(longest.unwrap_or(0)).unwrap_or(0)).mul_add(6.6, 14.0);
+        let left = left.clamp(60.0, 330.0);
+        let rows = real(u64::try_from(self.bars.len()).unwrap_or(0));
+        let height = TOP + rows * ROW + BOTTOM;
+        let most = self.bars.iter().map(|bar| bar.parts.iter().sum::<f64>());
+        let scale = Scale {
+            log: false,
+            from: 0.0,
+            to: most.fold(1e-9, f64::max),
+            start: left,
+            end: WIDTH - 112.0,
+        };
+        let words: Vec<String> = self
+            .bars
+            .iter()
+            .map(|bar| format!("{}: {}", bar.name, bar.words.join(", ")))
+            .collect();
+        let mut text = open(&self.title, &self.id, &words.join(". "), height);
+        let base = TOP + rows * ROW;
+        for (value, name) in ticks(&scale) {
+            let at = scale.at(value);
+            let _ = writeln!(
+                text,
+                "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{base:.1}\"/>\
+                 <text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{name}</text>",
+                base + 18.0
+            );
+        }
+        let _ = writeln!(
+            text,
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+            (scale.start + scale.end) / 2.0,
+            height - 10.0,
+            escape(&self.x_name)
+        );
+        let mut top = TOP;
+        for bar in &self.bars {
+            draw_bar(&mut text, bar, &scale, top, ROW);
+            top += ROW;
+        }
+        text.push_str("</svg>\n");
+        let names: Vec<&str> = self.parts.iter().map(String::as_str).collect();
+        bar_legend(&mut text, &names);
+        text.push_str("</figure>\n");
+        text
+    }
+}
+
+fn draw_bar(text: &mut String, bar: &Bar, scale: &Scale, top: f64, row: f64) {
+    let middle = top + row / 2.0 + 4.0;
+    let _ = writeln!(
+        text,
+        "<text class=\"value\" x=\"{:.1}\" y=\"{middle:.1}\" text-anchor=\"end\">{}</text>",
+        scale.start - 8.0,
+        escape(&bar.name)
+    );
+    let mut from = 0.0;
+    for (index, (part, words)) in bar.parts.iter().zip(&bar.words).enumerate() {
+        let (start, end) = (scale.at(from), scale.at(from + part));
+        from += part;
+        let _ = writeln!(
+            text,
+            "<g class=\"s{}\"><rect class=\"bar\" x=\"{start:.1}\" y=\"{:.1}\" width=\"{:.1}\" \
+             height=\"{:.1}\"><title>{}</title></rect></g>",
+            index % STYLES,
+            top + 3.0,
+            (end - start).max(0.0),
+            row - 6.0,
+            escape(words)
+        );
+    }
+    let _ = writeln!(
+        text,
+        "<text class=\"value\" x=\"{:.1}\" y=\"{middle:.1}\">{}</text>",
+        scale.at(from) + 6.0,
+        escape(&bar.whole)
+    );
+}
+
+fn open(title: &str, id: &str, description: &str, height: f64) -> String {
+    format!(
+        "<figure>\n<figcaption id=\"{id}-title\">{}</figcaption>\n\
+         <svg class=\"plot\" role=\"img\" viewBox=\"0 0 {WIDTH} {height}\" \
+         aria-labelledby=\"{id}-title\" aria-describedby=\"{id}-desc\">\n\
+         <desc id=\"{id}-desc\">{}</desc>\n",
+        escape(title),
+        escape(description)
+    )
+}
+
+fn legend(text: &mut String, names: &[&str], joined: bool) {
+    text.push_str("<ul class=\"legend\">\n");
+    for (index, name) in names.iter().enumerate() {
+        let line = if joined {
+            format!(
+                "<line class=\"line\"{} x1=\"0\" x2=\"26\" y1=\"6\" y2=\"6\"/>",
+                dashes(index)
+            )
+        } else {
+            String::new()
+        };
+        let _ = writeln!(
+            text,
+            "<li><svg viewBox=\"0 0 26 12\" aria-hidden=\"true\" class=\"s{}\">{line}\
+             <path class=\"mark\" d=\"{}\"/></svg>{}</li>",
+            index % STYLES,
+            mark(index, 13.0, 6.0),
+            escape(name)
+        );
+    }
+    text.push_str("</ul>\n");
+}
+
+fn bar_legend(text: &mut String, names: &[&str]) {
+    text.push_str("<ul class=\"legend\">\n");
+    for (index, name) in names.iter().enumerate() {
+        let _ = writeln!(
+            text,
+            "<li><svg viewBox=\"0 0 26 12\" aria-hidden=\"true\" class=\"s{}\">\
+             <rect class=\"mark\" width=\"26\" height=\"12\" rx=\"2\"/></svg>{}</li>",
+            index % STYLES,
+            escape(name)
+        );
+    }
+    text.push_str("</ul>\n");
+}
+
+fn dashes(index: usize) -> &'static str {
+    match index % 4 {
+        0 => "",
+        1 => " stroke-dasharray=\"7 4\"",
+        2 => " stroke-dasharray=\"2 4\"",
+        _ => " stroke-dasharray=\"10 3 2 3\"",
+    }
+}
+
+fn mark(index: usize, x: f64, y: f64) -> String {
+    match index % 4 {
+        0 => format!(
+            "M{:.1} {y:.1}a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z",
+            x - 4.5
+        ),
+        1 => format!("M{:.1} {:.1}h8v8h-8z", x - 4.0, y - 4.0),
+        2 => format!("M{x:.1} {:.1}l5.5 5.5l-5.5 5.5l-5.5 -5.5z", y - 5.5),
+        _ => format!("M{x:.1} {:.1}l5.2 9h-10.4z", y - 5.5),
+    }
+}
+
+/// Round values across a scale, five or so, with their names.
+fn ticks(scale: &Scale) -> Vec<(f64, String)> {
+    let values = if scale.log {
+        log_ticks(scale.from, scale.to)
+    } else {
+        even_ticks(scale.from, scale.to)
+    };
+    values.into_iter().map(|v| (v, tick_name(v))).collect()
+}
+
+fn even_ticks(from: f64, to: f64) -> Vec<f64> {
+    let rough = (to - from) / 5.0;
+    if !rough.is_finite() || rough <= 0.0 {
+        return Vec::new();
+    }
+    let power = 10f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 2.5, 5.0, 10.0]
+        .map(|m| m * power)
+        .into_iter()
+        .find(|step| *step >= rough)
+        .unwrap_or(rough);
+    let first = (from / step).ceil();
+    (0..20u32)
+        .map(|n| (first + f64::from(n)) * step)
+        .take_while(|v| *v <= to)
+        .map(|v| if v.abs() < step / 1e6 { 0.0 } else { v })
+        .collect()
+}
+
+fn log_ticks(from: f64, to: f64) -> Vec<f64> {
+    let wide = to / from > 1e3;
+    let steps: &[f64] = if wide { &[1.0] } else { &[1.0, 2.0, 5.0] };
+    let mut power = 10f64.powf(from.log10().floor());
+    let mut all = Vec::new();
+    while power <= to && all.len() < 40 {
+        all.extend(
+            steps
+                .iter()
+                .map(|s| s * power)
+                .filter(|v| (from..=to).contains(v)),
+        );
+        power *= 10.0;
+    }
+    all
+}
+
+fn tick_name(value: f64) -> String {
+    let magnitude = value.abs();
+    let text = match magnitude {
+        m if m >= 1e6 => format!("{value:.2e}"),
+        m if m >= 10.0 || m == 0.0 => format!("{value:.1}"),
+        m if m >= 0.001 => format!("{value:.4}"),
+        _ => format!("{value:.1e}"),
+    };
+    let text = if text.contains('.') && !text.contains('e') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    };
+    match text.parse::<u64>() {
+        Ok(whole) => crate::report::figure::grouped(whole),
+        Err(_) => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn ticks_are_round() {
+        assert_eq!(even_ticks(0.0, 1080.0), [0.0, 250.0, 500.0, 750.0, 1000.0]);
+        assert_eq!(even_ticks(-3.0, 3.0), [-2.0, 0.0, 2.0]);
+        assert_eq!(log_ticks(3.0, 70.0), [5.0, 10.0, 20.0, 50.0]);
+        assert_eq!(
+            log_ticks(0.5, 20_000.0),
+            [1.0, 10.0, 100.0, 1000.0, 10_000.0]
+        );
+        let names = [0.0, 0.25, 2.5, 50.0, 1500.0].map(tick_name);
+        assert_eq!(names, ["0", "0.25", "2.5", "50", "1,500"]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_coordinate_is_a_number_inside_the_plot(
+            values in prop::collection::vec((1e-3f64..1e9, 1e-6f64..1e9), 1..20),
+            even in any::<bool>(),
+            guide in prop::sample::select(vec![Guide::None, Guide::Diagonal, Guide::Zero]),
+        ) {
+            let spots = values.iter().map(|(x, y)| Spot {
+                x: *x, y: *y, range: Some((*y, *y)), words: String::new(),
+            });
+            let lines = Lines {
+                title: "t".into(), id: "i".into(), x_name: "x".into(), y_name: "y".into(),
+                x_axis: if even { XAxis::Even } else { XAxis::Doublings(Vec::new()) },
+                joined: true, guide,
+                series: vec![Series { name: "s".into(), spots: spots.collect() }],
+            };
+            let text = lines.figure();
+            prop_assert!(!text.contains("NaN") && !text.contains("inf"), "{}", text);
+            let (x, y) = (lines.x_scale(), lines.y_scale());
+            for (vx, vy) in values {
+                let (ax, ay) = (x.at(vx), y.at(vy));
+                prop_assert!((LEFT..=WIDTH - RIGHT).contains(&ax), "{}", ax);
+                prop_assert!((TOP..=HEIGHT - BOTTOM).contains(&ay), "{}", ay);
+            }
+        }
+    }
+}
