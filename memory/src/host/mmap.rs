@@ -13,7 +13,8 @@ use std::io;
 use std::num::NonZero;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use libc::{c_int, c_void};
 use vm_memory::mmap::MmapRegionBuilder;
@@ -57,10 +58,30 @@ pub(super) struct Mapping {
     len: usize,
     /// The memfd behind it, mapped from its start.
     file: Option<Arc<File>>,
+    /// Part of it may be another's now.
+    lost: AtomicBool,
+}
+
+/// Why a span was not replaced.
+#[derive(Debug)]
+pub(super) enum PoolFailure {
+    /// It is as it was.
+    Undone(io::Error),
+    /// Its addresses may be another's.
+    Lost(io::Error),
+}
+
+impl From<io::Error> for PoolFailure {
+    fn from(error: io::Error) -> Self {
+        Self::Undone(error)
+    }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if *self.lost.get_mut() {
+            return;
+        }
         // An error means that the arguments are wrong, which they are not, or
         // that the kernel could not split a mapping: the range stays then,
         // harmless.
@@ -98,6 +119,7 @@ impl Mapping {
             address,
             len: bytes,
             file: file.map(Arc::new),
+            lost: AtomicBool::new(false),
         };
         unmap(address + bytes, align - head).map_err(failed("munmap"))?;
         if let Some(file) = &mapping.file {
@@ -122,6 +144,7 @@ impl Mapping {
             address,
             len: bytes,
             file: file.map(Arc::new),
+            lost: AtomicBool::new(false),
         })
     }
 
@@ -165,24 +188,44 @@ impl Mapping {
     }
 
     /// Replaces a span by private huge pages, accessible and reserved in the
-    /// pool; on error the span is as it was.
-    pub(super) fn map_pool(&self, span: Span, page: PageSize) -> io::Result<()> {
+    /// pool; on error the span is as it was, unless the error says it is lost.
+    pub(super) fn map_pool(&self, span: Span, page: PageSize) -> Result<(), PoolFailure> {
         let (address, len) = self.locate(span)?;
+        if self.lost.load(Ordering::Relaxed) {
+            return Err(PoolFailure::Lost(invalid()));
+        }
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | pool_flags(page);
         let prot = Access::ReadWrite.prot();
-        // Linux unmaps what is there before it asks the pool, and a refusal
-        // leaves a hole. So the pool is asked elsewhere first.
-        let probe = map(0, len, prot, flags, None)?;
-        unmap(probe, len)?;
-        match map(address, len, prot, flags | libc::MAP_FIXED, None) {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                // Another user of the pool was faster: fill the hole, unless
-                // there is none (EEXIST).
-                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-                let flags = flags | libc::MAP_FIXED_NOREPLACE;
-                let _ = map(address, len, libc::PROT_NONE, flags, None);
-                Err(error)
+        // Linux unmaps what is there before it asks the pool, and older ones
+        // leave a hole when that refuses. So the pool is asked elsewhere first.
+        let taken = map(0, len, prot, flags, None)?;
+        let placed = if moves_huge_pages() {
+            relocate(taken, address, len).inspect_err(|_| {
+                let _ = unmap(taken, len);
+            })
+        } else {
+            unmap(taken, len)?;
+            map(address, len, prot, flags | libc::MAP_FIXED, None).map(drop)
+        };
+        placed.map_err(|error| self.fill_hole(address, len, error))
+    }
+
+    /// After a call that should have replaced mappings within this one failed:
+    /// reserves the addresses again if the call gave them up. If something is
+    /// there, it may be another thread's, which nobody can tell: this mapping
+    /// is then neither changed that way nor unmapped any more.
+    fn fill_hole(&self, address: usize, len: usize, error: io::Error) -> PoolFailure {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let flags = flags | libc::MAP_FIXED_NOREPLACE;
+        match map(address, len, libc::PROT_NONE, flags, None) {
+            Ok(filled) if filled == address => PoolFailure::Undone(error),
+            other => {
+                // Linux before 4.17 takes the address for a hint.
+                if let Ok(elsewhere) = other {
+                    let _ = unmap(elsewhere, len);
+                }
+                self.lost.store(true, Ordering::Relaxed);
+                PoolFailure::Lost(error)
             }
         }
     }
@@ -365,6 +408,39 @@ fn map(
     Ok(mapped.expose_provenance())
 }
 
+/// Moves a mapping to `address`, over what is there; on error, both or only
+/// the moved one may still be there. Private to this file, as `map` is.
+fn relocate(from: usize, address: usize, len: usize) -> io::Result<()> {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    let (from, to) = (from as *mut c_void, address as *mut c_void);
+    // SAFETY: the caller owns both ranges, `len` bytes each, and nothing refers
+    // into either.
+    let moved = unsafe { libc::mremap(from, len, len, flags, to) };
+    if moved == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Whether the kernel moves mappings of huge pages (Linux 5.16, mm/mremap.c).
+/// It has to be known before: an older one unmaps the place, and then refuses.
+fn moves_huge_pages() -> bool {
+    static MOVES: OnceLock<bool> = OnceLock::new();
+    *MOVES.get_or_init(|| {
+        std::fs::read_to_string("/proc/sys/kernel/osrelease")
+            .ok()
+            .and_then(|release| kernel_version(&release))
+            .is_some_and(|version| version >= (5, 16))
+    })
+}
+
+/// Version and patch level of a kernel release such as `6.1.0-18-amd64`.
+fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|other: char| !other.is_ascii_digit());
+    let version = numbers.next()?.parse().ok()?;
+    Some((version, numbers.next()?.parse().ok()?))
+}
+
 /// munmap of addresses that `map` returned and nothing refers into.
 fn unmap(address: usize, len: usize) -> io::Result<()> {
     // SAFETY: the caller owns these addresses and gives them up for good.
@@ -384,4 +460,88 @@ fn is_interrupted(result: &io::Result<()>) -> bool {
 
 fn invalid() -> io::Error {
     io::Error::from_raw_os_error(libc::EINVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = 4096;
+    /// What is moved is longer than the hole that one test makes, so that it
+    /// never lands there when tests run at once.
+    const MOVED: usize = 4 * PAGE;
+
+    fn mapping() -> Mapping {
+        Mapping::reserve(Bytes::new(6 << 12), None, PageSize::Small).unwrap()
+    }
+
+    fn anonymous() -> usize {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        map(0, MOVED, Access::ReadWrite.prot(), flags, None).unwrap()
+    }
+
+    fn full() -> io::Error {
+        io::Error::from_raw_os_error(libc::ENOMEM)
+    }
+
+    fn is_mapped(address: usize) -> bool {
+        let start = format!("{address:x}-");
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().any(|line| line.starts_with(&start))
+    }
+
+    #[test]
+    fn what_was_taken_elsewhere_is_what_comes_to_its_place() {
+        let mapping = mapping();
+        let place = mapping.address + PAGE;
+        let taken = anonymous();
+        // SAFETY: the page is mapped for writing, and this test's alone.
+        unsafe { ptr::with_exposed_provenance_mut::<u64>(taken).write_volatile(77) };
+        relocate(taken, place, MOVED).unwrap();
+        // SAFETY: as above, for reading, at the place it was moved to.
+        let value = unsafe { ptr::with_exposed_provenance::<u64>(place).read_volatile() };
+        assert_eq!(value, 77);
+        assert!(!is_mapped(taken));
+    }
+
+    #[test]
+    fn a_hole_left_by_the_kernel_is_reserved_again() {
+        let mapping = mapping();
+        let hole = mapping.address + PAGE;
+        unmap(hole, PAGE).unwrap();
+        let failure = mapping.fill_hole(hole, PAGE, full());
+        assert!(matches!(failure, PoolFailure::Undone(_)), "{failure:?}");
+        let all = mapping.all();
+        mapping.protect(all, Access::ReadWrite).unwrap();
+    }
+
+    #[test]
+    fn addresses_that_may_be_anothers_are_said_to_be_lost_and_never_touched_again() {
+        let mapping = mapping();
+        let start = mapping.address;
+        let gone = start + PAGE;
+        // As if it were another thread's.
+        relocate(anonymous(), gone, MOVED).unwrap();
+        let failure = mapping.fill_hole(gone, MOVED, full());
+        let PoolFailure::Lost(source) = failure else {
+            panic!("{failure:?}");
+        };
+        assert_eq!(source.raw_os_error(), Some(libc::ENOMEM));
+        let all = mapping.all();
+        let again = mapping.map_pool(all, PageSize::Huge2M);
+        assert!(matches!(again, Err(PoolFailure::Lost(_))), "{again:?}");
+        drop(mapping);
+        assert!(is_mapped(gone), "it is not this mapping's to give up");
+        unmap(start, 6 * PAGE).unwrap();
+    }
+
+    #[test]
+    fn kernel_releases_are_compared_by_number() {
+        let version = |release| kernel_version(release).unwrap();
+        assert_eq!(version("6.1.0-18-amd64\n"), (6, 1));
+        assert!(version("5.15.167.4-standard") < (5, 16));
+        assert!(version("5.16-rc1") >= (5, 16));
+        assert!(version("10.0.1") > (5, 16));
+        assert_eq!(kernel_version("unknown"), None);
+    }
 }

@@ -112,6 +112,19 @@ pub enum HostMemoryError {
     /// The kernel has no transparent huge pages.
     #[error("transparent huge pages were asked for and this kernel has none; use --hugepages off")]
     NoTransparentHugePages,
+    /// Addresses of the window may belong to another part of the process: the
+    /// kernel gave them up when it failed. The one error after which something
+    /// has changed; the window opens nothing any more.
+    #[error(
+        "the addresses of {range} may be lost to another mapping of this process ({source}); \
+         the window is of no further use, restart the VM"
+    )]
+    Lost {
+        /// The LMBs.
+        range: LmbRange,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// A system call failed.
     #[error("{call} for {what} failed: {source}")]
     System {
@@ -141,7 +154,8 @@ pub trait WindowMemory: Send {
     /// options say so.
     ///
     /// # Errors
-    /// [`HostMemoryError`]; nothing has changed then.
+    /// [`HostMemoryError`]; nothing has changed then, but for
+    /// [`HostMemoryError::Lost`].
     fn open(&mut self, range: LmbRange) -> Result<(), HostMemoryError>;
 
     /// Makes open LMBs inaccessible and keeps their contents.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::budget::MappingBudget;
-use super::mmap::{self, Access, Mapping, Span};
+use super::mmap::{self, Access, Mapping, PoolFailure, Span};
 use super::{BackingOptions, HostMemoryError, WindowMemory, WindowOp, pool_error};
 use crate::bitmap::Bitmap;
 use crate::geometry::{Layout, PageSize, WindowLayout};
@@ -189,10 +189,13 @@ impl MmapWindow {
         }
         let len = Bytes::new(span.len);
         if !self.shared {
-            return self
-                .mapping
-                .map_pool(span, self.page)
-                .map_err(|source| pool_error("mmap", &run.to_string(), len, self.page, source));
+            let mapped = self.mapping.map_pool(span, self.page);
+            return mapped.map_err(|failure| match failure {
+                PoolFailure::Undone(source) => {
+                    pool_error("mmap", &run.to_string(), len, self.page, source)
+                }
+                PoolFailure::Lost(source) => HostMemoryError::Lost { range: run, source },
+            });
         }
         if let Err(source) = self.mapping.allocate(span) {
             // Give back what was had before the pool ran dry, and only then
