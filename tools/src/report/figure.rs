@@ -74,7 +74,8 @@ fn scaled(value: f64) -> String {
     let digits = match magnitude {
         m if m >= 100.0 => 1,
         m if m >= 10.0 => 2,
-        m if m >= 1.0 || m == 0.0 => 3,
+        m if m >= 1.0 => 3,
+        m if m < 0.000_05 => 0,
         _ => 4,
     };
     group_text(&format!("{value:.digits$}"))
@@ -173,7 +174,7 @@ mod tests {
         assert_eq!(Unit::EmulatedSeconds.show(8.411e6), "8.411 emulated ms");
         assert_eq!(Unit::Seconds.show(12.345e9), "12.35 s");
         assert_eq!(Unit::Seconds.show(38_112_999.0), "38.11 ms");
-        assert_eq!(Unit::Seconds.show(0.0), "0.000 ms");
+        assert_eq!(Unit::Seconds.show(0.0), "0 ms");
     }
 
     #[test]

@@ -385,6 +385,27 @@ impl Group {
         rules::DriverMode::of(self.config.lmb_size_bytes, self.guest_block_bytes())
     }
 
+    /// Rows that differ in LMB size alone are neighbours in this order.
+    #[must_use]
+    pub fn order(&self) -> impl Ord + use<> {
+        let config = &self.config;
+        (
+            self.kind,
+            (
+                config.vmm.clone(),
+                config.kernel.clone(),
+                config.load.clone(),
+            ),
+            (
+                config.cpus,
+                config.memory_bytes,
+                config.plugged_at_boot_bytes,
+            ),
+            (config.guest_block_option_bytes, config.slot_size_bytes),
+            config.lmb_size_bytes,
+        )
+    }
+
     /// Median of a moment.
     #[must_use]
     pub fn median(&self, moment: Moment) -> Option<f64> {

@@ -91,6 +91,28 @@ impl Table {
         }
     }
 
+    /// Moves a unit that all figures of a column share into its head, where
+    /// it labels them as well and takes less room.
+    pub fn hoist_units(&mut self) {
+        const UNITS: [&str; 5] = [" M instr", " emulated s", " emulated ms", " s", " ms"];
+        for (index, column) in self.columns.iter_mut().enumerate() {
+            let cells = || self.rows.iter().filter_map(|row| row.get(index));
+            let figures = || cells().filter(|cell| *cell != "-");
+            let shared = UNITS.into_iter().find(|unit| {
+                figures().next().is_some() && figures().all(|cell| cell.ends_with(unit))
+            });
+            let Some(unit) = shared.filter(|_| column.figures) else {
+                continue;
+            };
+            column.name = format!("{} [{}]", column.name, unit.trim_start());
+            for cell in self.rows.iter_mut().filter_map(|row| row.get_mut(index)) {
+                if let Some(figure) = cell.strip_suffix(unit) {
+                    *cell = figure.to_owned();
+                }
+            }
+        }
+    }
+
     /// For a terminal.
     #[must_use]
     pub fn terminal(&self) -> String {
@@ -275,6 +297,24 @@ Note a|b
         one_row.rows.truncate(1);
         one_row.fold(&[]);
         assert_eq!(one_row.columns.len(), 4);
+    }
+
+    #[test]
+    fn a_shared_unit_stands_in_the_head() {
+        let mut table = Table::new("t", &[">a", ">b", ">c", "d"]);
+        for cells in [
+            ["1.5 M instr", "1 s", "-", "1 s"],
+            ["-", "2 ms", "-", "2 s"],
+        ] {
+            table.rows.push(cells.map(str::to_owned).to_vec());
+        }
+        table.hoist_units();
+        let names: Vec<&str> = table.columns.iter().map(|c| c.name.as_str()).collect();
+        assert_eq!(names, ["a [M instr]", "b", "c", "d"]);
+        assert_eq!(
+            table.rows,
+            [["1.5", "1 s", "-", "1 s"], ["-", "2 ms", "-", "2 s"]]
+        );
     }
 
     proptest! {

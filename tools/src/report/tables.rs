@@ -63,7 +63,9 @@ pub fn dlpar(groups: &[Group], environments: &Environments) -> Vec<Table> {
 }
 
 fn of(groups: &[Group], wanted: fn(&Kind) -> bool) -> Vec<&Group> {
-    groups.iter().filter(|group| wanted(&group.kind)).collect()
+    let mut all: Vec<&Group> = groups.iter().filter(|group| wanted(&group.kind)).collect();
+    all.sort_by_cached_key(|group| group.order());
+    all
 }
 
 fn lmb_sizes<'a>(groups: impl IntoIterator<Item = &'a Group>) -> Vec<u64> {
@@ -130,6 +132,7 @@ fn boot_by_lmb(groups: &[&Group], environments: &Environments) -> Table {
             "plugged at boot",
             ">vCPUs",
             "guest block",
+            "slot",
             "until",
         ],
     );
@@ -146,6 +149,7 @@ fn boot_by_lmb(groups: &[&Group], environments: &Environments) -> Table {
             size_or_absent(group.config.plugged_at_boot_bytes),
             group.config.cpus.to_string(),
             block_option(group),
+            slot_option(group),
             until.to_owned(),
         ]
     };
@@ -199,6 +203,10 @@ fn pivot(
         head.push(letter);
         table.rows.push(head);
     }
+    let sizes: Vec<String> = lmbs.iter().map(|lmb| article_lmb(*lmb)).collect();
+    let mut keep = vec!["VMM", "kernel", "operation", "conf."];
+    keep.extend(sizes.iter().map(String::as_str));
+    table.fold(&keep);
 }
 
 /// Boots in detail: each part, blocks, spread.
@@ -274,6 +282,7 @@ fn boot_detail(groups: &[&Group], environments: &Environments) -> Table {
     table.notes.extend(boot_spread(groups));
     table.notes.extend(outlier_note(groups, Moment::Complete));
     table.fold(&KEPT);
+    table.hoist_units();
     environments.beside(&mut table, groups);
     table
 }
@@ -322,6 +331,7 @@ fn dlpar_by_lmb(groups: &[&Group], environments: &Environments) -> Table {
             "amount",
             "load",
             "guest block",
+            "slot",
             "until",
         ],
     );
@@ -338,12 +348,11 @@ fn dlpar_by_lmb(groups: &[&Group], environments: &Environments) -> Table {
             format_size(group.bytes()),
             group.config.load.clone(),
             block_option(group),
+            slot_option(group),
             until.to_owned(),
         ]
     };
-    let mut sorted = groups.to_vec();
-    sorted.sort_by_key(|group| group.kind);
-    pivot(&mut table, &sorted, environments, title, Moment::Complete);
+    pivot(&mut table, groups, environments, title, Moment::Complete);
     environments.beside(&mut table, groups);
     table
 }
@@ -405,6 +414,7 @@ fn dlpar_detail(groups: &[&Group], environments: &Environments) -> Table {
     }
     table.notes.extend(outlier_note(groups, Moment::Complete));
     table.fold(&KEPT);
+    table.hoist_units();
     environments.beside(&mut table, groups);
     table
 }
@@ -520,6 +530,14 @@ pub fn block_option(group: &Group) -> String {
         0 if group.config.vmm == "lmb-vmm" => "follows LMB".to_owned(),
         0 => format_size(group.guest_block_bytes()),
         fixed => format_size(fixed),
+    }
+}
+
+/// How the slot size was chosen.
+fn slot_option(group: &Group) -> String {
+    match group.config.slot_size_bytes {
+        0 => "default".to_owned(),
+        size => format_size(size),
     }
 }
 

@@ -4,6 +4,7 @@
 use super::*;
 use crate::bench::sample::Measured;
 use crate::report::group::group;
+use crate::report::table::Column;
 use crate::report::testing::{Boot, Dlpar, GIB, MIB, native_host};
 
 fn tables(samples: &[crate::bench::sample::Sample]) -> Vec<Table> {
@@ -16,7 +17,9 @@ fn find<'a>(tables: &'a [Table], title: &str) -> &'a Table {
 }
 
 fn cell<'a>(table: &'a Table, row: usize, column: &str) -> &'a str {
-    let index = table.columns.iter().position(|c| c.name == column).unwrap();
+    let with_unit = format!("{column} [");
+    let is = |c: &Column| c.name == column || c.name.starts_with(&with_unit);
+    let index = table.columns.iter().position(is).unwrap();
     &table.rows[row][index]
 }
 
@@ -152,7 +155,10 @@ fn seconds_are_of_native_kvm_alone() {
     assert!(text.contains(" s ") && !text.contains("M instr"), "{text}");
     let text: String = tables(&Boot::default().samples(2))
         .iter()
-        .flat_map(|table| table.rows.concat())
+        .flat_map(|table| {
+            let heads = table.columns.iter().map(|c| c.name.replace(['[', ']'], ""));
+            heads.chain(table.rows.concat()).collect::<Vec<_>>()
+        })
         .collect::<Vec<_>>()
         .join("\n");
     assert!(

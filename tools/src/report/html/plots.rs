@@ -14,6 +14,9 @@ use crate::units::format_size;
 /// Bars a plot holds at most; the tables have all rows.
 const BARS_MAX: usize = 36;
 
+/// Lines a plot holds at most.
+const SERIES_MAX: usize = 8;
+
 const UNITS: [Unit; 3] = [Unit::Instructions, Unit::Seconds, Unit::EmulatedSeconds];
 
 /// Plots of boots.
@@ -48,43 +51,48 @@ pub fn boot(groups: &[Group]) -> Vec<String> {
     all
 }
 
-/// Plots of adds and removes.
+/// Plots of adds and removes. Lines are of both rounds, bars of the first.
 #[must_use]
 pub fn dlpar(groups: &[Group]) -> Vec<String> {
-    let adds = |kind: &Kind| matches!(kind, Kind::Dlpar { step, .. } if matches!(step, Step::FirstAdd | Step::SecondAdd));
-    let removes = |kind: &Kind| matches!(kind, Kind::Dlpar { step, .. } if matches!(step, Step::FirstRemove | Step::SecondRemove));
-    let first = |kind: &Kind| matches!(kind, Kind::Dlpar { step, .. } if matches!(step, Step::FirstAdd | Step::FirstRemove));
+    let names = [
+        "until the first request",
+        "until the device is done",
+        "until usable or gone",
+    ];
     let mut all = Vec::new();
     for (n, unit) in UNITS.into_iter().enumerate() {
-        all.extend(against(
-            &chosen(groups, unit, adds),
-            "Adding memory",
-            &format!("add{n}"),
-            unit,
-        ));
-        let removed = chosen(groups, unit, removes);
-        all.extend(against(
-            &removed,
-            "Removing memory",
-            &format!("remove{n}"),
-            unit,
-        ));
-        let rows = chosen(groups, unit, first);
-        let names = [
-            "until the first request",
-            "until the device is done",
-            "until usable or gone",
-        ];
-        let title = "Parts of first adds and removes";
-        all.push(bars(
-            &rows,
-            title,
-            &format!("dlparparts{n}"),
-            &names,
-            dlpar_parts,
-        ));
-        let title = "First adds and removes: executed and waited";
-        all.push(waiting(&rows, title, &format!("dlparwait{n}")));
+        for (id, what, title, steps) in [
+            (
+                "add",
+                "Adding memory",
+                "first add",
+                [Step::FirstAdd, Step::SecondAdd],
+            ),
+            (
+                "remove",
+                "Removing memory",
+                "first remove",
+                [Step::FirstRemove, Step::SecondRemove],
+            ),
+        ] {
+            let of = |steps: &[Step]| {
+                let is =
+                    |kind: &Kind| matches!(kind, Kind::Dlpar { step, .. } if steps.contains(step));
+                chosen(groups, unit, is)
+            };
+            all.extend(against(&of(&steps), what, &format!("{id}{n}"), unit));
+            let first = of(&steps[..1]);
+            let parts = format!("Parts of the {title}");
+            all.push(bars(
+                &first,
+                &parts,
+                &format!("{id}parts{n}"),
+                &names,
+                dlpar_parts,
+            ));
+            let parts = format!("Executed and waited, {title}");
+            all.push(waiting(&first, &parts, &format!("{id}wait{n}")));
+        }
     }
     all.retain(|plot| !plot.is_empty());
     all
@@ -106,7 +114,7 @@ fn chosen(groups: &[Group], unit: Unit, wanted: impl Fn(&Kind) -> bool) -> Vec<&
         .iter()
         .filter(|group| group.unit == unit && wanted(&group.kind))
         .filter(|group| group.times.contains_key(&Moment::Complete))
-        .collect()
+        .collect::<Vec<_>>()
 }
 
 /// Against LMB size and against LMB count.
@@ -115,15 +123,21 @@ fn against(rows: &[&Group], what: &str, id: &str, unit: Unit) -> Vec<String> {
         return Vec::new();
     }
     let plot = |by: &str, x: fn(&Group) -> u64, name: fn(u64) -> String| {
+        let lines = series(rows, x);
+        let drawn: usize = lines.iter().map(|line| line.spots.len()).sum();
+        let more = match rows.len().saturating_sub(drawn) {
+            0 => String::new(),
+            n => format!(" ({n} more rows in the table)"),
+        };
         Lines {
-            title: format!("{what} by LMB {by}"),
+            title: format!("{what} by LMB {by}{more}"),
             id: format!("{id}{by}"),
             x_name: format!("LMB {by}"),
             y_name: unit.axis().to_owned(),
-            x_axis: XAxis::Doublings(x_ticks(rows, x, name)),
+            x_axis: XAxis::Doublings(x_ticks(&lines, rows, x, name)),
             joined: true,
             guide: Guide::None,
-            series: series(rows, x),
+            series: lines,
         }
         .figure()
     };
@@ -133,14 +147,21 @@ fn against(rows: &[&Group], what: &str, id: &str, unit: Unit) -> Vec<String> {
     ]
 }
 
-fn x_ticks(rows: &[&Group], x: fn(&Group) -> u64, name: fn(u64) -> String) -> Vec<(f64, String)> {
-    let mut values: Vec<u64> = rows
-        .iter()
-        .map(|group| x(group))
-        .filter(|v| *v > 0)
-        .collect();
+/// A tick for each value that is drawn.
+fn x_ticks(
+    lines: &[Series],
+    rows: &[&Group],
+    x: fn(&Group) -> u64,
+    name: fn(u64) -> String,
+) -> Vec<(f64, String)> {
+    let drawn = |value: u64| {
+        let mut spots = lines.iter().flat_map(|line| &line.spots);
+        spots.any(|spot| spot.x == real(value))
+    };
+    let mut values: Vec<u64> = rows.iter().map(|group| x(group)).collect();
     values.sort_unstable();
     values.dedup();
+    values.retain(|value| *value > 0 && drawn(*value));
     values.into_iter().map(|v| (real(v), name(v))).collect()
 }
 
@@ -171,6 +192,10 @@ fn series(rows: &[&Group], x: fn(&Group) -> u64) -> Vec<Series> {
         })
         .collect();
     all.retain(|series| !series.spots.is_empty());
+    // Lines first: a single row next to lines is a figure of another sweep.
+    let lines = all.iter().any(|series| series.spots.len() > 1);
+    all.retain(|series| !lines || series.spots.len() > 1);
+    all.truncate(SERIES_MAX);
     all
 }
 
@@ -257,7 +282,7 @@ fn bars(
     parts: impl Fn(&Group) -> Vec<f64>,
 ) -> String {
     let mut shown = rows.to_vec();
-    shown.sort_by_key(|group| (group.kind, traits(group), group.config.lmb_size_bytes));
+    shown.sort_by_cached_key(|group| group.order());
     let left_out = shown.len().saturating_sub(BARS_MAX);
     shown.truncate(BARS_MAX);
     let Some(first) = shown.first() else {

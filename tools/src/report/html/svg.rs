@@ -8,6 +8,9 @@ use crate::report::stats::real;
 use crate::report::table::escape;
 
 const WIDTH: f64 = 640.0;
+/// Bars with long names take the page's whole width.
+const WIDE: f64 = 1280.0;
+const NARROW_NAMES: f64 = 200.0;
 const HEIGHT: f64 = 340.0;
 const LEFT: f64 = 74.0;
 const RIGHT: f64 = 18.0;
@@ -119,7 +122,7 @@ impl Lines {
         }
         let x = self.x_scale();
         let y = self.y_scale();
-        let mut text = open(&self.title, &self.id, &self.describe(), HEIGHT);
+        let mut text = open(&self.title, &self.id, &self.describe(), (WIDTH, HEIGHT));
         self.y_axis(&mut text, &y);
         self.x_axis(&mut text, &x);
         self.guide(&mut text, &x, &y);
@@ -359,7 +362,9 @@ impl Bars {
         }
         let longest = self.bars.iter().map(|bar| bar.name.chars().count()).max();
         let left = real(u64::try_from(longest.unwrap_or(0)).unwrap_or(0)).mul_add(6.6, 14.0);
-        let left = left.clamp(60.0, 330.0);
+        let left = left.clamp(60.0, 560.0);
+        let wide = left > NARROW_NAMES;
+        let width = if wide { WIDE } else { WIDTH };
         let rows = real(u64::try_from(self.bars.len()).unwrap_or(0));
         let height = TOP + rows * ROW + BOTTOM;
         let most = self.bars.iter().map(|bar| bar.parts.iter().sum::<f64>());
@@ -368,14 +373,14 @@ impl Bars {
             from: 0.0,
             to: most.fold(1e-9, f64::max),
             start: left,
-            end: WIDTH - 112.0,
+            end: width - 112.0,
         };
         let words: Vec<String> = self
             .bars
             .iter()
             .map(|bar| format!("{}: {}", bar.name, bar.words.join(", ")))
             .collect();
-        let mut text = open(&self.title, &self.id, &words.join(". "), height);
+        let mut text = open(&self.title, &self.id, &words.join(". "), (width, height));
         let base = TOP + rows * ROW;
         for (value, name) in ticks(&scale) {
             let at = scale.at(value);
@@ -437,10 +442,11 @@ fn draw_bar(text: &mut String, bar: &Bar, scale: &Scale, top: f64, row: f64) {
     );
 }
 
-fn open(title: &str, id: &str, description: &str, height: f64) -> String {
+fn open(title: &str, id: &str, description: &str, (width, height): (f64, f64)) -> String {
+    let wide = if width > WIDTH { " class=\"wide\"" } else { "" };
     format!(
-        "<figure>\n<figcaption id=\"{id}-title\">{}</figcaption>\n\
-         <svg class=\"plot\" role=\"img\" viewBox=\"0 0 {WIDTH} {height}\" \
+        "<figure{wide}>\n<figcaption id=\"{id}-title\">{}</figcaption>\n\
+         <svg class=\"plot\" role=\"img\" viewBox=\"0 0 {width} {height}\" \
          aria-labelledby=\"{id}-title\" aria-describedby=\"{id}-desc\">\n\
          <desc id=\"{id}-desc\">{}</desc>\n",
         escape(title),

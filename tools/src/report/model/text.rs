@@ -198,6 +198,7 @@ fn residuals(models: &[Fitted], environments: &Environments) -> Table {
         }
     }
     table.fold(&[&KEPT[..], &["LMB", "guest block"]].concat());
+    table.hoist_units();
     beside(models, environments, &mut table);
     table
 }
