@@ -107,6 +107,7 @@ pub fn percent(share: f64) -> String {
         p if p >= 10.0 => format!("{percent:.1} %"),
         p if p >= 0.1 => format!("{percent:.2} %"),
         0.0 => "0 %".to_owned(),
+        p if p < 0.0001 => "<0.0001 %".to_owned(),
         _ => format!("{percent:.4} %"),
     }
 }
@@ -200,6 +201,7 @@ mod tests {
         assert_eq!(percent(0.000_03), "0.0030 %");
         assert_eq!(percent(0.0152), "1.52 %");
         assert_eq!(percent(0.0), "0 %");
+        assert_eq!(percent(1e-9), "<0.0001 %");
         assert_eq!(change(0.015), "+1.50 %");
         assert_eq!(change(-0.25), "-25.0 %");
         assert_eq!(percent(11.1), "1110 %");

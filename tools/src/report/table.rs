@@ -119,7 +119,8 @@ impl Table {
         let mut text = format!("{}\n\n", printable(&self.title));
         let mut table = comfy_table::Table::new();
         table.load_preset(presets::NOTHING);
-        table.set_header(self.columns.iter().map(|column| printable(&column.name)));
+        let heads = self.columns.iter().map(|column| printable(&column.name));
+        table.set_header(heads.map(|name| name.replace(" [", "\n[")));
         for (index, column) in self.columns.iter().enumerate() {
             if let Some(drawn) = table.column_mut(index).filter(|_| column.figures) {
                 drawn.set_cell_alignment(CellAlignment::Right);
@@ -175,7 +176,7 @@ impl Table {
                 text,
                 "<th scope=\"col\"{}>{}</th>",
                 class(column.figures),
-                escape(&column.name)
+                escape(&column.name).replace(" [", "<br>[")
             );
         }
         text.push_str("</tr></thead>\n<tbody>\n");

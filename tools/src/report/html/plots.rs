@@ -301,7 +301,7 @@ fn bars(
             .collect();
         let whole = unit.show(values.iter().sum());
         words.push(format!("in all {whole}"));
-        let size = format_size(group.config.lmb_size_bytes);
+        let size = format!("LMB {}", format_size(group.config.lmb_size_bytes));
         Bar {
             name: if differ {
                 format!("{name}, {size}")

@@ -563,7 +563,7 @@ fn tick_name(value: f64) -> String {
     let text = match magnitude {
         m if m >= 1e6 => format!("{value:.2e}"),
         m if m >= 10.0 || m == 0.0 => format!("{value:.1}"),
-        m if m >= 0.001 => format!("{value:.4}"),
+        m if m >= 0.0001 => format!("{value:.4}"),
         _ => format!("{value:.1e}"),
     };
     let text = if text.contains('.') && !text.contains('e') {

@@ -8,7 +8,7 @@
 //! - [`rows`]: which groups of a report belong to one model, and their
 //!   quantities.
 //! - [`article`]: the article's 60 TB and 1 TB.
-//! - [`text`]: tables.
+//! - [`text`] draws all of it as tables.
 
 pub mod article;
 pub mod fit;

@@ -228,14 +228,10 @@ impl Model {
 
     fn beyond(&self, amounts: &Amounts) -> f64 {
         let mut beyond = 0.0f64;
-        for index in 0..4 {
-            let (amount, from, to) = (amounts[index], self.from[index], self.to[index]);
-            let above = if to > 0.0 { amount / to } else { 0.0 };
-            let below = if amount > 0.0 && from > amount {
-                from / amount
-            } else {
-                0.0
-            };
+        let measured = self.from.iter().zip(&self.to);
+        for (amount, (from, to)) in amounts.iter().zip(measured) {
+            let above = if *to > 0.0 { amount / to } else { 0.0 };
+            let below = if *amount > 0.0 { from / amount } else { 0.0 };
             beyond = beyond.max(above).max(below);
         }
         beyond

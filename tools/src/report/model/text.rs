@@ -77,11 +77,18 @@ fn costs(models: &[Fitted], environments: &Environments) -> Table {
         let slope = |slope: Option<&Slope>| slope_cell(fitted, slope);
         row.push(if fitted.executed { "executed" } else { "all" }.to_owned());
         row.push(fitted.unit.show(model.constant_ns));
-        row.push(slope(model.terms[0].slope()));
-        row.push(slope(model.terms[1].slope()));
-        row.push(slope(model.block_with_request.as_ref()));
-        row.push(slope(model.terms[2].slope()));
-        row.push(slope(model.terms[3].slope()));
+        let term = |quantity: Quantity| match absent(fitted, quantity) {
+            true => "-".to_owned(),
+            false => slope(model.terms[quantity.index()].slope()),
+        };
+        row.push(term(Quantity::Blocks));
+        row.push(term(Quantity::Requests));
+        row.push(match &model.block_with_request {
+            Some(pair) => slope(Some(pair)),
+            None => "-".to_owned(),
+        });
+        row.push(term(Quantity::Slots));
+        row.push(term(Quantity::Gib));
         row.push(model.residuals.len().to_string());
         row.push(model.left_out.len().to_string());
         row.push(format!("{:.5}", model.r_squared));
@@ -106,6 +113,16 @@ fn costs(models: &[Fitted], environments: &Environments) -> Table {
     unknowns(models, environments, &mut table);
     beside(models, environments, &mut table);
     table
+}
+
+/// Whether the rows have none of it: a boot with all memory as RAM has no
+/// requests, and slots are not known of every VMM.
+fn absent(fitted: &Fitted, quantity: Quantity) -> bool {
+    let index = quantity.index();
+    fitted
+        .points
+        .iter()
+        .all(|point| point.amounts[index] == 0.0)
 }
 
 fn slope_cell(fitted: &Fitted, slope: Option<&Slope>) -> String {
@@ -137,10 +154,7 @@ fn unknowns(models: &[Fitted], environments: &Environments, table: &mut Table) {
     for fitted in models {
         let whose = short_name(fitted, environments);
         for (quantity, term) in QUANTITIES.into_iter().zip(&fitted.model.terms) {
-            // A boot with all memory as RAM has neither.
-            let absent = matches!(quantity, Quantity::Requests | Quantity::Slots)
-                && fitted.model.to[quantity.index()] == 0.0;
-            if let (Term::Unknown(why), false) = (term, absent) {
+            if let (Term::Unknown(why), false) = (term, absent(fitted, quantity)) {
                 tell(format!("Unknown: {}", Why(quantity, why)), whose.clone());
             }
         }
