@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::vm::{VmPlan, VmRow};
 use crate::bench::sample::Step;
+use crate::report::environment::Environments;
 use crate::report::figure::change;
 use crate::report::model::predict::{Prediction, Refusal};
 use crate::report::model::rows::{Fitted, Subject};
@@ -112,6 +113,17 @@ fn predicted(fitted: &Fitted, row: &VmRow, amount_bytes: u64) -> Result<Predicti
     fitted.model.predict(&amounts)
 }
 
+/// What a choice rests on.
+#[derive(Clone, Copy, Debug)]
+pub struct Evidence<'a> {
+    /// Predictions; none without results.
+    pub predictions: &'a [Predicted],
+    /// The models they are of.
+    pub models: &'a [Fitted],
+    /// Letters for them.
+    pub environments: &'a Environments,
+}
+
 /// Chooses among the plan's rows.
 ///
 /// # Errors
@@ -119,8 +131,7 @@ fn predicted(fitted: &Fitted, row: &VmRow, amount_bytes: u64) -> Result<Predicti
 pub fn choose(
     plans: &[VmPlan],
     granularity_bytes: u64,
-    predictions: &[Predicted],
-    models: &[Fitted],
+    evidence: &Evidence<'_>,
 ) -> Result<Choice, String> {
     let mut sizes: Vec<u64> = plans
         .iter()
@@ -138,15 +149,7 @@ pub fn choose(
              --lmb-size"
         ));
     };
-    let costs: Vec<(u64, f64)> = meeting
-        .iter()
-        .filter_map(|size| Some((*size, worst_ratio(*size, &meeting, predictions)?)))
-        .collect();
-    let cheapest = costs.iter().map(|(_, cost)| *cost).fold(f64::MAX, f64::min);
-    let equal = costs
-        .iter()
-        .filter(|(_, cost)| *cost <= cheapest * (1.0 + EQUAL));
-    let Some(chosen) = equal.map(|(size, _)| *size).min() else {
+    let Some((chosen, cheaper_larger)) = cheapest(&meeting, evidence.predictions) else {
         return Ok(Choice {
             lmb_size_bytes: largest,
             why: vec![
@@ -155,27 +158,47 @@ pub fn choose(
                      {granularity}: the fewest LMBs to manage.",
                     format_size(largest)
                 ),
-                "No results say what that is worth: there is no prediction for every one of these \
-                 sizes."
-                    .to_owned(),
+                without_predictions(evidence.predictions),
             ],
         });
     };
-    let mut why = vec![reason(chosen, &granularity, &meeting, &costs)];
+    let mut why = vec![reason(chosen, &granularity, &meeting, cheaper_larger)];
     let others = meeting.iter().rev().filter(|size| **size != chosen);
-    why.extend(others.filter_map(|size| against(*size, chosen, predictions, models)));
+    why.extend(others.filter_map(|size| evidence.against(*size, chosen)));
     let next = sizes.iter().find(|size| **size > chosen && !meets(size));
-    why.extend(next.and_then(|size| {
-        let text = against(*size, chosen, predictions, models)?;
-        Some(format!("The price of the granularity: {text}"))
-    }));
+    if let Some(text) = next.and_then(|size| evidence.against(*size, chosen)) {
+        why.push(format!("The price of the granularity: {text}"));
+    }
     Ok(Choice {
         lmb_size_bytes: chosen,
         why,
     })
 }
 
-fn reason(chosen: u64, granularity: &str, meeting: &[u64], costs: &[(u64, f64)]) -> String {
+/// The smallest of the sizes that are as good as the cheapest, and whether
+/// there are larger ones it was weighed against.
+fn cheapest(sizes: &[u64], predictions: &[Predicted]) -> Option<(u64, bool)> {
+    let costs: Vec<(u64, f64)> = sizes
+        .iter()
+        .filter_map(|size| Some((*size, worst_ratio(*size, sizes, predictions)?)))
+        .collect();
+    let least = costs.iter().map(|(_, cost)| *cost).fold(f64::MAX, f64::min);
+    let equal = costs
+        .iter()
+        .filter(|(_, cost)| *cost <= least * (1.0 + EQUAL));
+    let chosen = equal.map(|(size, _)| *size).min()?;
+    Some((chosen, costs.iter().any(|(size, _)| *size > chosen)))
+}
+
+fn without_predictions(predictions: &[Predicted]) -> String {
+    let refused = predictions.iter().find_map(|p| p.prediction.as_ref().err());
+    match refused {
+        Some(refusal) => format!("The results do not say what that is worth: {refusal}."),
+        None => "Results of `lmb bench` (--from) would say what that is worth.".to_owned(),
+    }
+}
+
+fn reason(chosen: u64, granularity: &str, meeting: &[u64], larger: bool) -> String {
     let chosen_size = format_size(chosen);
     if meeting.len() == 1 {
         return format!(
@@ -183,7 +206,6 @@ fn reason(chosen: u64, granularity: &str, meeting: &[u64], costs: &[(u64, f64)])
              {granularity}."
         );
     }
-    let larger = costs.iter().any(|(size, _)| *size > chosen);
     let rank = if larger {
         "is as cheap as any larger one to within 5 %, and leaves more freedom"
     } else {
@@ -216,48 +238,50 @@ fn worst_ratio(size: u64, sizes: &[u64], predictions: &[Predicted]) -> Option<f6
     worst
 }
 
-/// `512 MiB instead of 256 MiB: boot -2.00 %, first add …`.
-fn against(size: u64, chosen: u64, predictions: &[Predicted], models: &[Fitted]) -> Option<String> {
-    let of = |size: u64, model: usize| {
-        let mut all = predictions.iter();
-        let found = all.find(|p| p.lmb_size_bytes == size && p.model == model)?;
-        found.prediction.as_ref().ok().map(|p| p.ns)
-    };
-    let changes: Vec<String> = models
-        .iter()
-        .enumerate()
-        .filter_map(|(index, fitted)| {
-            let share = of(size, index)? / of(chosen, index)? - 1.0;
-            let kernel = fitted.groups.first().map(|g| g.config.kernel.as_str())?;
-            let kernel = if several_kernels(models) {
-                format!(" ({kernel})")
-            } else {
-                String::new()
-            };
-            Some(format!(
-                "{}{kernel} {}",
-                fitted.subject.name(),
-                change(share)
-            ))
+impl Evidence<'_> {
+    /// `512 MiB instead of 256 MiB: boot -2.00 %, first add …`.
+    fn against(&self, size: u64, chosen: u64) -> Option<String> {
+        let of = |size: u64, model: usize| {
+            let mut all = self.predictions.iter();
+            let found = all.find(|p| p.lmb_size_bytes == size && p.model == model)?;
+            found.prediction.as_ref().ok().map(|p| p.ns)
+        };
+        let letters = self.letters();
+        let several = letters.windows(2).any(|pair| pair[0].1 != pair[1].1);
+        let changes: Vec<String> = letters
+            .iter()
+            .filter_map(|(index, letter)| {
+                let share = of(size, *index)? / of(chosen, *index)? - 1.0;
+                let name = self.models.get(*index)?.subject.name();
+                let conf = if several {
+                    format!(" (conf. {letter})")
+                } else {
+                    String::new()
+                };
+                Some(format!("{name}{conf} {}", change(share)))
+            })
+            .collect();
+        (!changes.is_empty()).then(|| {
+            format!(
+                "{} instead of {}: {}.",
+                format_size(size),
+                format_size(chosen),
+                changes.join(", ")
+            )
         })
-        .collect();
-    (!changes.is_empty()).then(|| {
-        format!(
-            "{} instead of {}: {}.",
-            format_size(size),
-            format_size(chosen),
-            changes.join(", ")
-        )
-    })
-}
+    }
 
-fn several_kernels(models: &[Fitted]) -> bool {
-    let mut kernels = models
-        .iter()
-        .filter_map(|fitted| fitted.groups.first())
-        .map(|group| &group.config.kernel);
-    let first = kernels.next();
-    kernels.any(|kernel| Some(kernel) != first)
+    /// Models that predicted, with the letters of their environments.
+    fn letters(&self) -> Vec<(usize, String)> {
+        let mut used: Vec<usize> = self.predictions.iter().map(|p| p.model).collect();
+        used.sort_unstable();
+        used.dedup();
+        let letter = |index: usize| {
+            let group = self.models.get(index)?.groups.first()?;
+            Some((index, self.environments.letter(group)))
+        };
+        used.into_iter().filter_map(letter).collect()
+    }
 }
 
 #[cfg(test)]
@@ -273,6 +297,32 @@ mod tests {
     const GIB: u64 = 1 << 30;
     const SIZES: [u64; 6] = [128 * MIB, 256 * MIB, 512 * MIB, GIB, 2 * GIB, 4 * GIB];
 
+    fn without_results(plans: &[VmPlan], granularity: u64) -> Result<Choice, String> {
+        let evidence = Evidence {
+            predictions: &[],
+            models: &[],
+            environments: &Environments::default(),
+        };
+        choose(plans, granularity, &evidence)
+    }
+
+    fn with_results(granularity: u64, samples: &[crate::bench::sample::Sample]) -> Choice {
+        let groups = group(samples);
+        let models = models(&groups);
+        let plans = plans();
+        let predictions = predict(&plans, &models, 32 * GIB);
+        assert!(
+            predictions.iter().all(|p| p.prediction.is_ok()),
+            "{predictions:?}"
+        );
+        let evidence = Evidence {
+            predictions: &predictions,
+            models: &models,
+            environments: &Environments::of(&groups),
+        };
+        choose(&plans, granularity, &evidence).unwrap()
+    }
+
     fn plans() -> Vec<VmPlan> {
         let request = VmRequest {
             memory_bytes: 64 * GIB,
@@ -285,12 +335,12 @@ mod tests {
 
     #[test]
     fn without_results_the_largest_that_divides() {
-        let choice = choose(&plans(), 768 * MIB, &[], &[]).unwrap();
+        let choice = without_results(&plans(), 768 * MIB).unwrap();
         assert_eq!(choice.lmb_size_bytes, 256 * MIB);
-        let choice = choose(&plans(), GIB, &[], &[]).unwrap();
+        let choice = without_results(&plans(), GIB).unwrap();
         assert_eq!(choice.lmb_size_bytes, GIB);
-        assert!(choice.why[1].starts_with("No results"), "{choice:?}");
-        let error = choose(&plans(), 64 * MIB, &[], &[]).unwrap_err();
+        assert!(choice.why[1].contains("--from"), "{choice:?}");
+        let error = without_results(&plans(), 64 * MIB).unwrap_err();
         assert!(
             error.contains("64 MiB") && error.contains("--lmb-size"),
             "{error}"
@@ -299,14 +349,7 @@ mod tests {
 
     #[test]
     fn with_results_the_cheapest_and_the_price_of_going_smaller() {
-        let models = models(&group(&design()));
-        let plans = plans();
-        let predictions = predict(&plans, &models, 32 * GIB);
-        assert!(
-            predictions.iter().all(|p| p.prediction.is_ok()),
-            "{predictions:?}"
-        );
-        let choice = choose(&plans, 256 * MIB, &predictions, &models).unwrap();
+        let choice = with_results(256 * MIB, &design());
         assert_eq!(choice.lmb_size_bytes, 256 * MIB);
         let why = choice.why.join("\n");
         assert!(why.contains("256 MiB is the cheapest"), "{why}");
@@ -314,10 +357,8 @@ mod tests {
             why.contains("128 MiB instead of 256 MiB: first add +"),
             "{why}"
         );
-        assert!(
-            why.contains("The price of the granularity: 512 MiB instead of 256 MiB: first add -"),
-            "{why}"
-        );
+        let price = "The price of the granularity: 512 MiB instead of 256 MiB: first add -";
+        assert!(why.contains(price), "{why}");
     }
 
     #[test]
@@ -330,19 +371,30 @@ mod tests {
             slot: 100,
             gib: 9_000_000,
         };
-        let samples = design_of(|| Dlpar {
+        let base = || Dlpar {
             add: flat,
             remove: flat,
             ..Dlpar::default()
-        });
-        let models = models(&group(&samples));
-        let plans = plans();
-        let predictions = predict(&plans, &models, 32 * GIB);
-        let choice = choose(&plans, 4 * GIB, &predictions, &models).unwrap();
+        };
+        let choice = with_results(4 * GIB, &design_of(base));
         assert_eq!(choice.lmb_size_bytes, 128 * MIB);
         assert!(
             choice.why[0].contains("as cheap as any larger one"),
             "{choice:?}"
+        );
+    }
+
+    #[test]
+    fn models_of_two_kernels_are_told_apart() {
+        let mut samples = design();
+        samples.extend(design_of(|| Dlpar {
+            edit: |config| config.kernel = "6.12".to_owned(),
+            ..Dlpar::default()
+        }));
+        let why = with_results(256 * MIB, &samples).why.join("\n");
+        assert!(
+            why.contains("first add (conf. a) +") && why.contains("first add (conf. b) +"),
+            "{why}"
         );
     }
 }

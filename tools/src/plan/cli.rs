@@ -7,7 +7,7 @@ use clap::Args;
 use lmb_memory::{Bytes, GuestBlock, LmbSize};
 use serde::Serialize;
 
-use super::choose::{Choice, Predicted, choose, predict};
+use super::choose::{Choice, Evidence, Predicted, choose, predict};
 use super::counts::{ARTICLE_LMB_SIZES, ARTICLE_PARTITIONS, Counts};
 use super::rules::TIB_BYTES;
 use super::text;
@@ -114,9 +114,15 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<String> {
     };
     let models = models(&groups);
     let predictions = predict(&plans, &models, amount(args, memory_bytes));
+    let environments = Environments::of(&groups);
+    let evidence = Evidence {
+        predictions: &predictions,
+        models: &models,
+        environments: &environments,
+    };
     let choice = args
         .granularity
-        .map(|granularity| choose(&plans, granularity, &predictions, &models))
+        .map(|granularity| choose(&plans, granularity, &evidence))
         .transpose()
         .map_err(anyhow::Error::msg)?;
     if args.json {
@@ -131,7 +137,6 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<String> {
     table.title = title(&request);
     let mut text = table.terminal();
     if !args.from.is_empty() {
-        let environments = Environments::of(&groups);
         text.push('\n');
         text.push_str(&text::predictions(&predictions, &models, &environments).terminal());
     }

@@ -1,7 +1,8 @@
 //! Two sets of results, row by row: did anything get slower?
 //!
 //! Rows match if configuration, host and operation are equal; the VMM's version
-//! and the revision may differ, since they are what is compared. A row is
+//! and the revision may differ, since they are what is compared, and so may the
+//! host's memory, if all else of it is equal. A row is
 //! slower if the median of one of its moments grew by more than the limit, or
 //! if fewer of its operations reached their target. Rows of one side only are
 //! listed, with what differs from the nearest row of the other side.
@@ -15,7 +16,7 @@ use super::plural;
 use super::stats::real;
 use super::table::Table;
 use super::tables::step_name;
-use crate::bench::sample::Config;
+use crate::bench::sample::{Config, Host};
 use crate::units::format_size;
 
 /// Moments that are compared.
@@ -232,8 +233,18 @@ fn unversioned(config: &Config) -> Config {
     }
 }
 
+/// A kernel's update changes the memory it reports by a few pages.
+fn unsized_host(host: &Host) -> Host {
+    Host {
+        memory_bytes: 0,
+        ..host.clone()
+    }
+}
+
 fn same(a: &Group, b: &Group) -> bool {
-    a.kind == b.kind && a.host == b.host && unversioned(&a.config) == unversioned(&b.config)
+    a.kind == b.kind
+        && unsized_host(&a.host) == unsized_host(&b.host)
+        && unversioned(&a.config) == unversioned(&b.config)
 }
 
 fn one_sided(rows: &[Group], others: &[Group]) -> Vec<OneSided> {
@@ -259,7 +270,11 @@ fn differences(a: &Group, b: &Group) -> Vec<String> {
             json(&unversioned(&a.config)),
             json(&unversioned(&b.config)),
         ),
-        ("host.", json(&a.host), json(&b.host)),
+        (
+            "host.",
+            json(&unsized_host(&a.host)),
+            json(&unsized_host(&b.host)),
+        ),
         ("", json(&a.kind), json(&b.kind)),
     ];
     for (prefix, a, b) in pairs {
@@ -357,6 +372,7 @@ mod tests {
         for sample in &mut new {
             sample.revision = "new".to_owned();
             sample.config.vmm_version = "0.2.0".to_owned();
+            sample.host.memory_bytes -= 4096;
         }
         let comparison = compare(&group(&base), &group(&new), 0.01);
         assert!(!comparison.slower() && !comparison.nothing_compared());

@@ -6,6 +6,7 @@ use crate::bench::sample::Step;
 use crate::report::environment::Environments;
 use crate::report::figure::{Unit, change, grouped};
 use crate::report::group::{Group, Kind, Moment};
+use crate::report::model::predict::ROWS_MIN;
 use crate::report::model::rows::Fitted;
 use crate::report::stats::real;
 use crate::report::tables::{block_option, step_name};
@@ -356,7 +357,7 @@ fn waiting(rows: &[&Group], title: &str, id: &str) -> String {
 pub fn models(models: &[Fitted], environments: &Environments) -> Vec<String> {
     let mut all = Vec::new();
     for (n, fitted) in models.iter().enumerate() {
-        if fitted.model.residuals.len() < 3 {
+        if fitted.model.residuals.len() < ROWS_MIN {
             continue;
         }
         let letter = fitted.groups.first().map(|g| environments.letter(g));

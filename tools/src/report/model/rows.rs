@@ -101,9 +101,15 @@ fn key(group: &Group) -> (Config, Host, Subject, Option<rules::DriverMode>) {
         slot_size_bytes: 0,
         ..group.config.clone()
     };
+    // A virtual host is sized for its sweep, and rows of several sweeps make a
+    // model together.
+    let host = Host {
+        memory_bytes: 0,
+        ..group.host.clone()
+    };
     let subject = Subject::of(group);
     let mode = (subject != Subject::Boot).then(|| group.ruled_mode());
-    (config, group.host.clone(), subject, mode)
+    (config, host, subject, mode)
 }
 
 fn fitted(part: &[&Group]) -> Option<Fitted> {
@@ -301,6 +307,19 @@ mod tests {
             ..Boot::default()
         };
         assert_eq!(models(&group(&boot.samples(4))), []);
+    }
+
+    #[test]
+    fn a_host_sized_for_its_sweep_parts_no_model() {
+        let mut samples = Boot::default().samples(1);
+        let mut larger = Boot {
+            lmb: GIB,
+            ..Boot::default()
+        };
+        larger.host.memory_bytes *= 2;
+        samples.extend(larger.samples(1));
+        let models = models(&group(&samples));
+        assert_eq!((models.len(), models[0].groups.len()), (1, 2));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::article::{Answer, answer};
 use super::fit::{Slope, Term};
-use super::predict::{Prediction, RULE, Refusal, Why};
+use super::predict::{Prediction, ROWS_MIN, RULE, Refusal, Why};
 use super::rows::Fitted;
 use super::{QUANTITIES, Quantity};
 use crate::report::environment::Environments;
@@ -11,16 +11,20 @@ use crate::report::group::Group;
 use crate::report::table::Table;
 use crate::units::format_size;
 
-/// Tables of all models: costs, residuals, the article's cases.
+/// Tables of all models: costs, residuals, the article's cases. Models of too
+/// few rows are named below the first and left out of the others.
 #[must_use]
 pub fn tables(models: &[Fitted], environments: &Environments) -> Vec<Table> {
-    if models.is_empty() {
+    let enough = |fitted: &&Fitted| fitted.groups.len() >= ROWS_MIN;
+    let shown: Vec<&Fitted> = models.iter().filter(enough).collect();
+    if shown.is_empty() {
         return Vec::new();
     }
+    let few: Vec<&Fitted> = models.iter().filter(|fitted| !enough(fitted)).collect();
     vec![
-        costs(models, environments),
-        residuals(models, environments),
-        article(models, environments),
+        costs(&shown, &few, environments),
+        residuals(&shown, environments),
+        article(&shown, environments),
     ]
 }
 
@@ -54,7 +58,7 @@ const HEAD: [&str; 7] = [
 /// Columns that stand even if they are equal in all rows.
 const KEPT: [&str; 3] = ["operation", "driver mode", "conf."];
 
-fn costs(models: &[Fitted], environments: &Environments) -> Table {
+fn costs(models: &[&Fitted], few: &[&Fitted], environments: &Environments) -> Table {
     let mut columns = HEAD.to_vec();
     columns.extend([
         "part",
@@ -110,7 +114,19 @@ fn costs(models: &[Fitted], environments: &Environments) -> Table {
          of repeats are fitted. left out: rows that differ in a quantity whose cost is not known."
             .to_owned(),
     );
+    table.notes.push(
+        "Rows with operations that did not reach their target, and figures of the virtual host's \
+         wall clock, take part in no model."
+            .to_owned(),
+    );
     unknowns(models, environments, &mut table);
+    if !few.is_empty() {
+        let names: Vec<String> = few.iter().map(|f| short_name(f, environments)).collect();
+        table.notes.push(format!(
+            "No model, since there are fewer than {ROWS_MIN} rows: {}.",
+            names.join("; ")
+        ));
+    }
     beside(models, environments, &mut table);
     table
 }
@@ -144,7 +160,7 @@ fn slope_cell(fitted: &Fitted, slope: Option<&Slope>) -> String {
 }
 
 /// Why costs are unknown, each reason once with the models it concerns.
-fn unknowns(models: &[Fitted], environments: &Environments, table: &mut Table) {
+fn unknowns(models: &[&Fitted], environments: &Environments, table: &mut Table) {
     let mut all: Vec<(String, Vec<String>)> = Vec::new();
     let mut tell = |reason: String, whose: String| match all.iter_mut().find(|(r, _)| *r == reason)
     {
@@ -182,7 +198,7 @@ fn short_name(fitted: &Fitted, environments: &Environments) -> String {
     format!("{}{mode}{load}, conf. {letter}", fitted.subject.name())
 }
 
-fn residuals(models: &[Fitted], environments: &Environments) -> Table {
+fn residuals(models: &[&Fitted], environments: &Environments) -> Table {
     let mut columns = HEAD.to_vec();
     columns.extend([
         ">LMB",
@@ -217,7 +233,7 @@ fn residuals(models: &[Fitted], environments: &Environments) -> Table {
     table
 }
 
-fn article(models: &[Fitted], environments: &Environments) -> Table {
+fn article(models: &[&Fitted], environments: &Environments) -> Table {
     let mut columns = HEAD.to_vec();
     columns.extend([
         ">memory",
@@ -290,7 +306,7 @@ fn beyond_cell(answer: &Answer) -> String {
     }
 }
 
-fn beside(models: &[Fitted], environments: &Environments, table: &mut Table) {
+fn beside(models: &[&Fitted], environments: &Environments, table: &mut Table) {
     let groups: Vec<&Group> = models.iter().flat_map(|fitted| &fitted.groups).collect();
     environments.beside(table, &groups);
 }
@@ -324,6 +340,18 @@ mod tests {
         let text = tables[2].terminal();
         assert!(text.contains("M instr ±") && text.contains(RULE), "{text}");
         assert!(!text.contains("refused:"), "{text}");
+    }
+
+    #[test]
+    fn few_rows_make_no_model_and_are_named() {
+        assert_eq!(drawn(&Boot::default().samples(3)), []);
+        let mut samples = design();
+        samples.extend(Boot::default().samples(3));
+        let notes = drawn(&samples)[0].notes.join("\n");
+        assert!(
+            notes.contains("fewer than 4 rows: boot, conf. a."),
+            "{notes}"
+        );
     }
 
     #[test]
