@@ -257,13 +257,19 @@ impl Drop for ConsoleInput {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::OwnedFd;
+    use std::io::PipeReader;
 
     use lmb_devices::testing::Counter;
 
     use super::*;
 
-    fn over(file: File) -> (ConsoleOutput, Arc<Counter>) {
+    fn over_a_pipe() -> (PipeReader, ConsoleOutput, Arc<Counter>) {
+        let (reader, writer) = io::pipe().unwrap();
+        let file = OpenOptions::new()
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(format!("/proc/self/fd/{}", writer.as_raw_fd()))
+            .unwrap();
         let wake = Arc::new(Counter::default());
         let state = OutputState {
             file: Some(file),
@@ -271,20 +277,12 @@ mod tests {
             lost_bytes: 0,
             wake: Arc::clone(&wake) as _,
         };
-        (ConsoleOutput(Arc::new(Mutex::new(state))), wake)
+        (reader, ConsoleOutput(Arc::new(Mutex::new(state))), wake)
     }
 
     #[test]
     fn output_waits_for_a_slow_reader_and_keeps_its_order() {
-        let (mut reader, writer) = io::pipe().unwrap();
-        let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
-        let file = OpenOptions::new()
-            .write(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(path)
-            .unwrap();
-        drop(writer);
-        let (mut output, wake) = over(file);
+        let (mut reader, mut output, wake) = over_a_pipe();
         let sent: Vec<u8> = (0..300_000_u32).map(|n| n.to_le_bytes()[0]).collect();
         for chunk in sent.chunks(1000) {
             output.write_all(chunk).unwrap();
@@ -303,15 +301,7 @@ mod tests {
 
     #[test]
     fn what_nobody_reads_is_bounded_and_a_gone_reader_ends_it() {
-        let (reader, writer) = io::pipe().unwrap();
-        let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
-        let file = OpenOptions::new()
-            .write(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(path)
-            .unwrap();
-        drop(writer);
-        let (mut output, _) = over(file);
+        let (reader, mut output, _) = over_a_pipe();
         for _ in 0..2048 {
             output.write_all(&[b'x'; 1024]).unwrap();
         }
@@ -320,7 +310,7 @@ mod tests {
             assert_eq!(state.pending.len(), PENDING_BYTES);
             assert!(state.lost_bytes > 0);
         }
-        drop(OwnedFd::from(reader));
+        drop(reader);
         output.flush_pending();
         assert_eq!(output.waiting_fd(), None);
         output.write_all(b"more").unwrap();

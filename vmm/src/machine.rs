@@ -19,7 +19,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::acpi::{self, AcpiError, MmioDevice};
 use crate::boot::image::{ImageError, KernelImage};
-use crate::boot::load::{Entry, InitrdFile, load, write_bytes};
+use crate::boot::load::{Entry, InitrdFile, load};
+use crate::boot::place::write_bytes;
 use crate::boot::{ACPI, BootError, GDT, RESET_VECTOR};
 use crate::bus::Bus;
 use crate::config::{ConfigError, VmConfig};

@@ -3,8 +3,8 @@
 
 use lmb_memory::GuestRam;
 
-use super::load::{Initrd, write_bytes};
 use super::memmap::MapEntry;
+use super::place::{Initrd, write_bytes};
 use super::{ACPI, BootError, CMDLINE, PML4, ZERO_PAGE};
 
 const PAGE_BYTES: usize = 4096;

@@ -12,9 +12,10 @@ use linux_loader::loader::elf::PvhBootCapability;
 use linux_loader::loader::{BzImage, Elf, KernelLoader};
 use lmb_memory::GuestRam;
 use lmb_memory::Layout;
-use vm_memory::{ByteValued, Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::image::KernelImage;
+use super::place::{Initrd, write_bytes};
 use super::{BootError, CMDLINE, CMDLINE_MAX_BYTES, HIGH_START, linux64, memmap, pvh};
 use crate::protocol::EntryKind;
 
@@ -33,13 +34,6 @@ pub struct Entry {
     pub address: u64,
     /// Protocol.
     pub kind: EntryKind,
-}
-
-/// An initrd in guest memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Initrd {
-    pub(super) address: u64,
-    pub(super) size_bytes: u64,
 }
 
 /// An initrd file, opened and measured before the VM exists.
@@ -226,22 +220,4 @@ fn load_initrd(
         address,
         size_bytes: initrd.size_bytes,
     })
-}
-
-/// Writes bytes at a guest-physical address.
-///
-/// # Errors
-/// When the range is not boot memory.
-pub fn write_bytes(ram: &GuestRam, address: u64, bytes: &[u8]) -> Result<(), BootError> {
-    ram.write_slice(bytes, GuestAddress(address))
-        .map_err(|source| BootError::GuestMemory { address, source })
-}
-
-pub(super) fn write_object<T: ByteValued>(
-    ram: &GuestRam,
-    address: u64,
-    object: T,
-) -> Result<(), BootError> {
-    ram.write_obj(object, GuestAddress(address))
-        .map_err(|source| BootError::GuestMemory { address, source })
 }

@@ -21,6 +21,7 @@ pub mod image;
 mod linux64;
 pub mod load;
 pub mod memmap;
+pub mod place;
 mod pvh;
 
 /// GDT of both entries.

@@ -4,8 +4,8 @@
 use linux_loader::start_info::{hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info};
 use lmb_memory::GuestRam;
 
-use super::load::{Initrd, write_object};
 use super::memmap::MapEntry;
+use super::place::{Initrd, write_object};
 use super::{ACPI, BootError, CMDLINE, MEMMAP, START_INFO};
 
 /// XEN_HVM_START_MAGIC_VALUE.
