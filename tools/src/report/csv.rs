@@ -1,6 +1,7 @@
 //! Figures for spreadsheets and scripts: a line for each row of the report and
 //! moment, plain numbers, units in the columns' names.
 
+use super::figure::Unit;
 use super::group::{Group, Moment};
 use super::stats::Summary;
 use super::tables::step_name;
@@ -36,11 +37,6 @@ fn line(group: &Group, moment: Moment) -> String {
     let timing = group.times.get(&moment);
     let total = timing.map(|t| &t.total);
     let outcome = group.outcome.as_ref();
-    let unit = match group.unit {
-        super::figure::Unit::Seconds => "ns",
-        super::figure::Unit::Instructions => "instructions",
-        super::figure::Unit::EmulatedSeconds => "emulated ns",
-    };
     let fields = [
         config.vmm.clone(),
         config.vmm_version.clone(),
@@ -64,7 +60,7 @@ fn line(group: &Group, moment: Moment) -> String {
         group.host.kind.clone(),
         group.host.native.to_string(),
         group.host.kernel.clone(),
-        unit.to_owned(),
+        clock_unit(group.unit).to_owned(),
         group.revisions.join(" "),
         step_name(group.kind).to_owned(),
         group.bytes().to_string(),
@@ -89,6 +85,15 @@ fn line(group: &Group, moment: Moment) -> String {
         median(group.vmm_memory_bytes.as_ref()),
     ];
     fields.map(|field| quoted(&field)).join(",")
+}
+
+/// What a `_ns` of the row is.
+fn clock_unit(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Seconds => "ns",
+        Unit::Instructions => "instructions",
+        Unit::EmulatedSeconds => "emulated ns",
+    }
 }
 
 /// A field as RFC 4180 has it. A leading character that spreadsheets take for a

@@ -386,17 +386,8 @@ fn assemble(
                 .unwrap_or(0.0)
         })
     };
-    let terms = [0, 1, 2, 3].map(|index| match &slopes[index] {
-        Some(slope) => Term::Known(slope.clone()),
-        None => {
-            let target = Target::One(QUANTITIES[index]);
-            let everything: Vec<usize> = (0..points.len()).collect();
-            let why = separate(points, &everything, target, &slopes, None).err();
-            Term::Unknown(why.unwrap_or(Unknown::TooFewRows))
-        }
-    });
     Some(Model {
-        terms,
+        terms: terms(points, &slopes),
         block_with_request: pair,
         constant_ns,
         left_out,
@@ -411,6 +402,19 @@ fn assemble(
         from: over(f64::min),
         to: over(f64::max),
         residuals,
+    })
+}
+
+/// Costs, and for those that are not known the reason.
+fn terms(points: &[Point], slopes: &[Option<Slope>; 4]) -> [Term; 4] {
+    [0, 1, 2, 3].map(|index| match &slopes[index] {
+        Some(slope) => Term::Known(slope.clone()),
+        None => {
+            let target = Target::One(QUANTITIES[index]);
+            let everything: Vec<usize> = (0..points.len()).collect();
+            let why = separate(points, &everything, target, slopes, None).err();
+            Term::Unknown(why.unwrap_or(Unknown::TooFewRows))
+        }
     })
 }
 

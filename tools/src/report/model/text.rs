@@ -76,36 +76,7 @@ fn costs(models: &[&Fitted], few: &[&Fitted], environments: &Environments) -> Ta
     ]);
     let mut table = Table::new("Cost model", &columns);
     for fitted in models {
-        let model = &fitted.model;
-        let mut row = head(fitted, environments);
-        let slope = |slope: Option<&Slope>| slope_cell(fitted, slope);
-        row.push(if fitted.executed { "executed" } else { "all" }.to_owned());
-        row.push(fitted.unit.show(model.constant_ns));
-        let term = |quantity: Quantity| match absent(fitted, quantity) {
-            true => "-".to_owned(),
-            false => slope(model.terms[quantity.index()].slope()),
-        };
-        row.push(term(Quantity::Blocks));
-        row.push(term(Quantity::Requests));
-        row.push(match &model.block_with_request {
-            Some(pair) => slope(Some(pair)),
-            None => "-".to_owned(),
-        });
-        row.push(term(Quantity::Slots));
-        row.push(term(Quantity::Gib));
-        row.push(model.residuals.len().to_string());
-        row.push(model.left_out.len().to_string());
-        row.push(format!("{:.5}", model.r_squared));
-        row.push(percent(model.worst_residual));
-        row.push(
-            if model.judge().is_ok() {
-                "good"
-            } else {
-                "refused"
-            }
-            .to_owned(),
-        );
-        table.rows.push(row);
+        table.rows.push(cost_row(fitted, environments));
     }
     table.fold(&KEPT);
     table.notes.push(
@@ -129,6 +100,39 @@ fn costs(models: &[&Fitted], few: &[&Fitted], environments: &Environments) -> Ta
     }
     beside(models, environments, &mut table);
     table
+}
+
+fn cost_row(fitted: &Fitted, environments: &Environments) -> Vec<String> {
+    let model = &fitted.model;
+    let mut row = head(fitted, environments);
+    let slope = |slope: Option<&Slope>| slope_cell(fitted, slope);
+    row.push(if fitted.executed { "executed" } else { "all" }.to_owned());
+    row.push(fitted.unit.show(model.constant_ns));
+    let term = |quantity: Quantity| match absent(fitted, quantity) {
+        true => "-".to_owned(),
+        false => slope(model.terms[quantity.index()].slope()),
+    };
+    row.push(term(Quantity::Blocks));
+    row.push(term(Quantity::Requests));
+    row.push(match &model.block_with_request {
+        Some(pair) => slope(Some(pair)),
+        None => "-".to_owned(),
+    });
+    row.push(term(Quantity::Slots));
+    row.push(term(Quantity::Gib));
+    row.push(model.residuals.len().to_string());
+    row.push(model.left_out.len().to_string());
+    row.push(format!("{:.5}", model.r_squared));
+    row.push(percent(model.worst_residual));
+    row.push(
+        if model.judge().is_ok() {
+            "good"
+        } else {
+            "refused"
+        }
+        .to_owned(),
+    );
+    row
 }
 
 /// Whether the rows have none of it: a boot with all memory as RAM has no

@@ -1,23 +1,12 @@
-//! Plots as SVG, without any colour of their own: classes `s0` to `s7` get it
-//! from the page's style sheet, in either scheme. Series also differ by mark
-//! and dashes, so that colour is never all that tells them apart.
+//! Lines and points.
 
 use std::fmt::Write as _;
 
+use super::axis::{Scale, ticks};
+use super::{BOTTOM, HEIGHT, LEFT, RIGHT, STYLES, TOP, WIDTH, open};
 use crate::report::stats::real;
 use crate::report::table::escape;
 
-const WIDTH: f64 = 640.0;
-/// Bars with long names take the page's whole width.
-const WIDE: f64 = 1280.0;
-const NARROW_NAMES: f64 = 200.0;
-const HEIGHT: f64 = 340.0;
-const LEFT: f64 = 74.0;
-const RIGHT: f64 = 18.0;
-const TOP: f64 = 14.0;
-const BOTTOM: f64 = 52.0;
-/// Styles there are; further series start over.
-const STYLES: usize = 8;
 /// Values that span more than this are drawn on a logarithmic axis.
 const LOG_FROM: f64 = 20.0;
 
@@ -82,34 +71,6 @@ pub enum Guide {
     Diagonal,
     /// y = 0, with the y axis reaching as far below as above.
     Zero,
-}
-
-#[derive(Clone, Copy)]
-struct Scale {
-    log: bool,
-    from: f64,
-    to: f64,
-    start: f64,
-    end: f64,
-}
-
-impl Scale {
-    fn at(&self, value: f64) -> f64 {
-        let f = |v: f64| {
-            if self.log {
-                v.max(f64::MIN_POSITIVE).log2()
-            } else {
-                v
-            }
-        };
-        let (from, to) = (f(self.from), f(self.to));
-        let share = if to > from {
-            (f(value) - from) / (to - from)
-        } else {
-            0.5
-        };
-        self.start + share * (self.end - self.start)
-    }
 }
 
 impl Lines {
@@ -324,136 +285,6 @@ impl Lines {
     }
 }
 
-/// A bar of parts that add up.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Bar {
-    /// At its left.
-    pub name: String,
-    /// Values of the parts, in the plot's order.
-    pub parts: Vec<f64>,
-    /// Each in words, and the whole.
-    pub words: Vec<String>,
-    /// The whole in words, at its right.
-    pub whole: String,
-}
-
-/// A plot of bars.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Bars {
-    /// Caption.
-    pub title: String,
-    /// A unique word for ids.
-    pub id: String,
-    /// What is measured, with its unit.
-    pub x_name: String,
-    /// Names of the parts.
-    pub parts: Vec<String>,
-    /// Bars from the top.
-    pub bars: Vec<Bar>,
-}
-
-impl Bars {
-    /// The figure: caption, plot, legend.
-    #[must_use]
-    pub fn figure(&self) -> String {
-        const ROW: f64 = 24.0;
-        if self.bars.is_empty() {
-            return String::new();
-        }
-        let longest = self.bars.iter().map(|bar| bar.name.chars().count()).max();
-        let left = real(u64::try_from(longest.unwrap_or(0)).unwrap_or(0)).mul_add(6.6, 14.0);
-        let left = left.clamp(60.0, 560.0);
-        let wide = left > NARROW_NAMES;
-        let width = if wide { WIDE } else { WIDTH };
-        let rows = real(u64::try_from(self.bars.len()).unwrap_or(0));
-        let height = TOP + rows * ROW + BOTTOM;
-        let most = self.bars.iter().map(|bar| bar.parts.iter().sum::<f64>());
-        let scale = Scale {
-            log: false,
-            from: 0.0,
-            to: most.fold(1e-9, f64::max),
-            start: left,
-            end: width - 112.0,
-        };
-        let words: Vec<String> = self
-            .bars
-            .iter()
-            .map(|bar| format!("{}: {}", bar.name, bar.words.join(", ")))
-            .collect();
-        let mut text = open(&self.title, &self.id, &words.join(". "), (width, height));
-        let base = TOP + rows * ROW;
-        for (value, name) in ticks(&scale) {
-            let at = scale.at(value);
-            let _ = writeln!(
-                text,
-                "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{base:.1}\"/>\
-                 <text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{name}</text>",
-                base + 18.0
-            );
-        }
-        let _ = writeln!(
-            text,
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-            (scale.start + scale.end) / 2.0,
-            height - 10.0,
-            escape(&self.x_name)
-        );
-        let mut top = TOP;
-        for bar in &self.bars {
-            draw_bar(&mut text, bar, &scale, top, ROW);
-            top += ROW;
-        }
-        text.push_str("</svg>\n");
-        let names: Vec<&str> = self.parts.iter().map(String::as_str).collect();
-        bar_legend(&mut text, &names);
-        text.push_str("</figure>\n");
-        text
-    }
-}
-
-fn draw_bar(text: &mut String, bar: &Bar, scale: &Scale, top: f64, row: f64) {
-    let middle = top + row / 2.0 + 4.0;
-    let _ = writeln!(
-        text,
-        "<text class=\"value\" x=\"{:.1}\" y=\"{middle:.1}\" text-anchor=\"end\">{}</text>",
-        scale.start - 8.0,
-        escape(&bar.name)
-    );
-    let mut from = 0.0;
-    for (index, (part, words)) in bar.parts.iter().zip(&bar.words).enumerate() {
-        let (start, end) = (scale.at(from), scale.at(from + part));
-        from += part;
-        let _ = writeln!(
-            text,
-            "<g class=\"s{}\"><rect class=\"bar\" x=\"{start:.1}\" y=\"{:.1}\" width=\"{:.1}\" \
-             height=\"{:.1}\"><title>{}</title></rect></g>",
-            index % STYLES,
-            top + 3.0,
-            (end - start).max(0.0),
-            row - 6.0,
-            escape(words)
-        );
-    }
-    let _ = writeln!(
-        text,
-        "<text class=\"value\" x=\"{:.1}\" y=\"{middle:.1}\">{}</text>",
-        scale.at(from) + 6.0,
-        escape(&bar.whole)
-    );
-}
-
-fn open(title: &str, id: &str, description: &str, (width, height): (f64, f64)) -> String {
-    let wide = if width > WIDTH { " class=\"wide\"" } else { "" };
-    format!(
-        "<figure{wide}>\n<figcaption id=\"{id}-title\">{}</figcaption>\n\
-         <svg class=\"plot\" role=\"img\" viewBox=\"0 0 {width} {height}\" \
-         aria-labelledby=\"{id}-title\" aria-describedby=\"{id}-desc\">\n\
-         <desc id=\"{id}-desc\">{}</desc>\n",
-        escape(title),
-        escape(description)
-    )
-}
-
 fn legend(text: &mut String, names: &[&str], joined: bool) {
     text.push_str("<ul class=\"legend\">\n");
     for (index, name) in names.iter().enumerate() {
@@ -471,20 +302,6 @@ fn legend(text: &mut String, names: &[&str], joined: bool) {
              <path class=\"mark\" d=\"{}\"/></svg>{}</li>",
             index % STYLES,
             mark(index, 13.0, 6.0),
-            escape(name)
-        );
-    }
-    text.push_str("</ul>\n");
-}
-
-fn bar_legend(text: &mut String, names: &[&str]) {
-    text.push_str("<ul class=\"legend\">\n");
-    for (index, name) in names.iter().enumerate() {
-        let _ = writeln!(
-            text,
-            "<li><svg viewBox=\"0 0 26 12\" aria-hidden=\"true\" class=\"s{}\">\
-             <rect class=\"mark\" width=\"26\" height=\"12\" rx=\"2\"/></svg>{}</li>",
-            index % STYLES,
             escape(name)
         );
     }
@@ -512,88 +329,10 @@ fn mark(index: usize, x: f64, y: f64) -> String {
     }
 }
 
-/// Round values across a scale, five or so, with their names.
-fn ticks(scale: &Scale) -> Vec<(f64, String)> {
-    let values = if scale.log {
-        log_ticks(scale.from, scale.to)
-    } else {
-        even_ticks(scale.from, scale.to)
-    };
-    values.into_iter().map(|v| (v, tick_name(v))).collect()
-}
-
-fn even_ticks(from: f64, to: f64) -> Vec<f64> {
-    let rough = (to - from) / 5.0;
-    if !rough.is_finite() || rough <= 0.0 {
-        return Vec::new();
-    }
-    let power = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 2.5, 5.0, 10.0]
-        .map(|m| m * power)
-        .into_iter()
-        .find(|step| *step >= rough)
-        .unwrap_or(rough);
-    let first = (from / step).ceil();
-    (0..20u32)
-        .map(|n| (first + f64::from(n)) * step)
-        .take_while(|v| *v <= to)
-        .map(|v| if v.abs() < step / 1e6 { 0.0 } else { v })
-        .collect()
-}
-
-fn log_ticks(from: f64, to: f64) -> Vec<f64> {
-    let wide = to / from > 1e3;
-    let steps: &[f64] = if wide { &[1.0] } else { &[1.0, 2.0, 5.0] };
-    let mut power = 10f64.powf(from.log10().floor());
-    let mut all = Vec::new();
-    while power <= to && all.len() < 40 {
-        all.extend(
-            steps
-                .iter()
-                .map(|s| s * power)
-                .filter(|v| (from..=to).contains(v)),
-        );
-        power *= 10.0;
-    }
-    all
-}
-
-fn tick_name(value: f64) -> String {
-    let magnitude = value.abs();
-    let text = match magnitude {
-        m if m >= 1e6 => format!("{value:.2e}"),
-        m if m >= 10.0 || m == 0.0 => format!("{value:.1}"),
-        m if m >= 0.0001 => format!("{value:.4}"),
-        _ => format!("{value:.1e}"),
-    };
-    let text = if text.contains('.') && !text.contains('e') {
-        text.trim_end_matches('0').trim_end_matches('.').to_owned()
-    } else {
-        text
-    };
-    match text.parse::<u64>() {
-        Ok(whole) => crate::report::figure::grouped(whole),
-        Err(_) => text,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn ticks_are_round() {
-        assert_eq!(even_ticks(0.0, 1080.0), [0.0, 250.0, 500.0, 750.0, 1000.0]);
-        assert_eq!(even_ticks(-3.0, 3.0), [-2.0, 0.0, 2.0]);
-        assert_eq!(log_ticks(3.0, 70.0), [5.0, 10.0, 20.0, 50.0]);
-        assert_eq!(
-            log_ticks(0.5, 20_000.0),
-            [1.0, 10.0, 100.0, 1000.0, 10_000.0]
-        );
-        let names = [0.0, 0.25, 2.5, 50.0, 1500.0].map(tick_name);
-        assert_eq!(names, ["0", "0.25", "2.5", "50", "1,500"]);
-    }
 
     proptest! {
         #[test]

@@ -1,0 +1,181 @@
+//! Tables of boots.
+
+use super::{
+    KEPT, absent, block_option, median_cell, of, outlier_note, pivot, size_or_absent, slot_option,
+    spread_cells,
+};
+use crate::bench::sample::Clock;
+use crate::report::environment::Environments;
+use crate::report::figure::{count, grouped, mebibytes, percent};
+use crate::report::group::{Group, Kind, Moment};
+use crate::report::table::Table;
+use crate::units::format_size;
+
+/// What the instruction clock's boots are held to.
+pub const BOOT_SPREAD_LIMIT: f64 = 0.001;
+
+/// Tables of boots; none without boots.
+#[must_use]
+pub fn boot(groups: &[Group], environments: &Environments) -> Vec<Table> {
+    let boots: Vec<&Group> = of(groups, |kind| matches!(kind, Kind::Boot));
+    if boots.is_empty() {
+        return Vec::new();
+    }
+    vec![
+        boot_by_lmb(&boots, environments),
+        boot_detail(&boots, environments),
+    ]
+}
+
+/// Boot time with a row for each kernel and VMM and a column for each LMB
+/// size, as the article has it.
+fn boot_by_lmb(groups: &[&Group], environments: &Environments) -> Table {
+    let mut table = Table::new(
+        "Boot time by LMB size",
+        &[
+            "VMM",
+            "kernel",
+            "memory",
+            "plugged at boot",
+            ">vCPUs",
+            "guest block",
+            "slot",
+            "until",
+        ],
+    );
+    let title = |group: &Group| {
+        let until = if group.times.contains_key(&Moment::Usable) {
+            "all memory usable"
+        } else {
+            "guest's init"
+        };
+        vec![
+            group.config.vmm.clone(),
+            group.config.kernel.clone(),
+            format_size(group.config.memory_bytes),
+            size_or_absent(group.config.plugged_at_boot_bytes),
+            group.config.cpus.to_string(),
+            block_option(group),
+            slot_option(group),
+            until.to_owned(),
+        ]
+    };
+    pivot(&mut table, groups, environments, title, Moment::Complete);
+    environments.beside(&mut table, groups);
+    table
+}
+
+/// Boots in detail: each part, blocks, spread.
+fn boot_detail(groups: &[&Group], environments: &Environments) -> Table {
+    let mut table = Table::new(
+        "Boots in detail",
+        &[
+            "VMM",
+            "kernel",
+            "memory",
+            "plugged at boot",
+            ">vCPUs",
+            ">LMB",
+            ">LMBs",
+            ">guest block",
+            ">blocks",
+            "driver mode",
+            ">VMM",
+            ">kernel",
+            ">memory",
+            ">complete",
+            ">executed",
+            ">waited",
+            ">min",
+            ">max",
+            ">spread",
+            ">n",
+            ">outliers",
+            ">VMM memory",
+            ">exits",
+            "conf.",
+        ],
+    );
+    for group in groups {
+        table.rows.push(boot_row(group, environments));
+    }
+    table.notes.push(
+        "VMM: from the start of its process to the guest's first instruction. kernel: from there \
+         to the guest's init. memory: from init until all memory is usable. complete: the sum."
+            .to_owned(),
+    );
+    table.notes.extend(boot_spread(groups));
+    table.notes.extend(outlier_note(groups, Moment::Complete));
+    table.fold(&KEPT);
+    table.hoist_units();
+    environments.beside(&mut table, groups);
+    table
+}
+
+fn boot_row(group: &Group, environments: &Environments) -> Vec<String> {
+    let config = &group.config;
+    let complete = group.times.get(&Moment::Complete);
+    let mut row = vec![
+        config.vmm.clone(),
+        config.kernel.clone(),
+        format_size(config.memory_bytes),
+        size_or_absent(config.plugged_at_boot_bytes),
+        config.cpus.to_string(),
+        format_size(config.lmb_size_bytes),
+        grouped(group.lmbs()),
+        format_size(group.guest_block_bytes()),
+        group.guest.memory_blocks.map_or_else(absent, grouped),
+        group.driver_mode(),
+    ];
+    for moment in [Moment::FirstEntry, Moment::KernelPart, Moment::MemoryPart] {
+        row.push(median_cell(group, group.times.get(&moment)));
+    }
+    row.extend(spread_cells(group, complete));
+    row.push(
+        group
+            .vmm_memory_bytes
+            .as_ref()
+            .map_or_else(absent, |m| mebibytes(m.median)),
+    );
+    row.push(
+        group
+            .exits
+            .as_ref()
+            .map_or_else(absent, |e| count(e.median)),
+    );
+    row.push(environments.letter(group));
+    row
+}
+
+/// Whether the instruction clock held what it promises.
+fn boot_spread(groups: &[&Group]) -> Option<String> {
+    let spreads: Vec<(&Group, f64)> = groups
+        .iter()
+        .filter(|group| group.host.clock == Clock::Instructions)
+        .filter_map(|group| {
+            let timing = group.times.get(&Moment::Complete)?;
+            (timing.total.n > 1).then_some((*group, timing.total.spread))
+        })
+        .collect();
+    let (worst, spread) = spreads.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let limit = percent(BOOT_SPREAD_LIMIT);
+    Some(if *spread < BOOT_SPREAD_LIMIT {
+        format!(
+            "Spread of boot by the instruction clock: at most {}, under {limit} in every row.",
+            percent(*spread)
+        )
+    } else {
+        let over = spreads
+            .iter()
+            .filter(|(_, s)| *s >= BOOT_SPREAD_LIMIT)
+            .count();
+        format!(
+            "Spread of boot by the instruction clock: {limit} or more in {over} of {} rows, at \
+             most {} ({}, LMB {}).",
+            spreads.len(),
+            percent(*spread),
+            worst.config.vmm,
+            format_size(worst.config.lmb_size_bytes)
+        )
+    })
+}
