@@ -247,31 +247,35 @@ fn traits(group: &Group) -> Vec<String> {
     ]
 }
 
-/// Names by the traits that differ; of a single one by operation, VMM and
-/// kernel.
+/// Names by the traits that differ, without those that follow from others
+/// before them; of a single one by operation, VMM and kernel.
 fn short_names(keys: &[Vec<String>]) -> Vec<String> {
     let Some(first) = keys.first() else {
         return Vec::new();
     };
-    let differs = |index: usize| keys.iter().any(|key| key.get(index) != first.get(index));
-    let any = (0..first.len()).any(differs);
-    keys.iter()
-        .map(|key| {
-            let parts: Vec<&str> = key
-                .iter()
-                .enumerate()
-                .filter(|(index, _)| {
-                    if any {
-                        differs(*index)
-                    } else {
-                        [0, 1, 3].contains(index)
-                    }
-                })
-                .map(|(_, part)| part.as_str())
-                .collect();
-            parts.join(", ")
-        })
-        .collect()
+    let mut telling: Vec<usize> = Vec::new();
+    for index in 0..first.len() {
+        let differs = keys.iter().any(|key| key.get(index) != first.get(index));
+        let follows = |from: &usize| {
+            keys.iter().all(|a| {
+                let same = |b: &&Vec<String>| a.get(*from) == b.get(*from);
+                keys.iter()
+                    .filter(same)
+                    .all(|b| a.get(index) == b.get(index))
+            })
+        };
+        if differs && !telling.iter().any(follows) {
+            telling.push(index);
+        }
+    }
+    if telling.is_empty() {
+        telling = vec![0, 1, 3];
+    }
+    let name = |key: &Vec<String>| {
+        let parts = telling.iter().filter_map(|index| key.get(*index));
+        parts.cloned().collect::<Vec<_>>().join(", ")
+    };
+    keys.iter().map(name).collect()
 }
 
 /// A bar for each row.
@@ -466,6 +470,21 @@ mod tests {
         assert_eq!(names, ["6.1.0-18-cloud-amd64", "6.12"]);
         let xs: Vec<f64> = series[0].spots.iter().map(|spot| spot.x).collect();
         assert_eq!(xs, [64.0, 512.0]);
+    }
+
+    #[test]
+    fn what_follows_from_another_trait_is_not_said() {
+        let key = |parts: [&str; 4]| parts.map(str::to_owned).to_vec();
+        let keys = [
+            key(["boot", "lmb-vmm", "0.1.0", "6.1"]),
+            key(["boot", "lmb-vmm", "0.1.0", "6.12"]),
+            key(["boot", "qemu", "7.2", "6.1"]),
+        ];
+        assert_eq!(
+            short_names(&keys),
+            ["lmb-vmm, 6.1", "lmb-vmm, 6.12", "qemu, 6.1"]
+        );
+        assert_eq!(short_names(&keys[..1]), ["boot, lmb-vmm, 6.1"]);
     }
 
     #[test]

@@ -163,30 +163,42 @@ fn slope_cell(fitted: &Fitted, slope: Option<&Slope>) -> String {
     )
 }
 
-/// Why costs are unknown, each reason once with the models it concerns.
+/// Reasons, each once, with the models it concerns.
+#[derive(Default)]
+struct Reasons(Vec<(String, Vec<String>)>);
+
+impl Reasons {
+    fn tell(&mut self, reason: String, whose: &str) {
+        let whose = whose.to_owned();
+        match self.0.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, names)) if names.contains(&whose) => (),
+            Some((_, names)) => names.push(whose),
+            None => self.0.push((reason, vec![whose])),
+        }
+    }
+
+    fn notes(self) -> impl Iterator<Item = String> {
+        self.0
+            .into_iter()
+            .map(|(reason, whose)| format!("{reason} [{}].", whose.join("; ")))
+    }
+}
+
+/// Why costs are unknown and models refused.
 fn unknowns(models: &[&Fitted], environments: &Environments, table: &mut Table) {
-    let mut all: Vec<(String, Vec<String>)> = Vec::new();
-    let mut tell = |reason: String, whose: String| match all.iter_mut().find(|(r, _)| *r == reason)
-    {
-        Some((_, names)) => names.push(whose),
-        None => all.push((reason, vec![whose])),
-    };
+    let mut reasons = Reasons::default();
     for fitted in models {
         let whose = short_name(fitted, environments);
         for (quantity, term) in QUANTITIES.into_iter().zip(&fitted.model.terms) {
             if let (Term::Unknown(why), false) = (term, absent(fitted, quantity)) {
-                tell(format!("Unknown: {}", Why(quantity, why)), whose.clone());
+                reasons.tell(format!("Unknown: {}", Why(quantity, why)), &whose);
             }
         }
         if let Err(refusal) = fitted.model.judge() {
-            tell(format!("Refused: {refusal}"), whose);
+            reasons.tell(format!("Refused: {refusal}"), &whose);
         }
     }
-    for (reason, whose) in all {
-        table
-            .notes
-            .push(format!("{reason} [{}].", whose.join("; ")));
-    }
+    table.notes.extend(reasons.notes());
 }
 
 fn short_name(fitted: &Fitted, environments: &Environments) -> String {
@@ -248,7 +260,7 @@ fn article(models: &[&Fitted], environments: &Environments) -> Table {
         ">beyond measured",
     ]);
     let mut table = Table::new("EXTRAPOLATED to the article's sizes", &columns);
-    let mut refusals: Vec<String> = Vec::new();
+    let mut reasons = Reasons::default();
     for fitted in models {
         let answer = answer(fitted);
         let mut row = head(fitted, environments);
@@ -267,12 +279,9 @@ fn article(models: &[&Fitted], environments: &Environments) -> Table {
         row.push(format!("{:.1}", answer.article.ratio()));
         row.push(beyond_cell(&answer));
         table.rows.push(row);
+        let whose = short_name(fitted, environments);
         for refusal in answer.predictions.iter().filter_map(|p| p.as_ref().err()) {
-            let whose = short_name(fitted, environments);
-            let sentence = format!("{whose}: refused: {refusal}.");
-            if !refusals.contains(&sentence) {
-                refusals.push(sentence);
-            }
+            reasons.tell(format!("Refused: {refusal}"), &whose);
         }
     }
     table.fold(&[&KEPT[..], &["memory"]].concat());
@@ -283,7 +292,7 @@ fn article(models: &[&Fitted], environments: &Environments) -> Table {
             .to_owned(),
     );
     table.notes.push(RULE.to_owned());
-    table.notes.extend(refusals);
+    table.notes.extend(reasons.notes());
     beside(models, environments, &mut table);
     table
 }
@@ -343,7 +352,7 @@ mod tests {
         assert!(tables[2].title.starts_with("EXTRAPOLATED"));
         let text = tables[2].terminal();
         assert!(text.contains("M instr ±") && text.contains(RULE), "{text}");
-        assert!(!text.contains("refused:"), "{text}");
+        assert!(!text.contains("Refused:"), "{text}");
     }
 
     #[test]
@@ -379,7 +388,7 @@ mod tests {
         assert!(!notes.contains("requests did not vary"), "{notes}");
         let article = tables[2].terminal();
         assert!(
-            article.contains("refused: the cost of a GiB is not known"),
+            article.contains("Refused: the cost of a GiB is not known"),
             "{article}"
         );
     }

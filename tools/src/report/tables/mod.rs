@@ -209,12 +209,13 @@ fn size_or_absent(bytes: u64) -> String {
     }
 }
 
-/// How the guest block was chosen: `follows LMB`, or its fixed size.
+/// How the guest block was chosen: `follows LMB`, the VMM's own way, or its
+/// fixed size.
 #[must_use]
 pub fn block_option(group: &Group) -> String {
     match group.config.guest_block_option_bytes {
         0 if group.config.vmm == "lmb-vmm" => "follows LMB".to_owned(),
-        0 => format_size(group.guest_block_bytes()),
+        0 => "VMM's own".to_owned(),
         fixed => format_size(fixed),
     }
 }
