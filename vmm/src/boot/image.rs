@@ -6,7 +6,7 @@
 //! saves the guest its decompressor, and with it KASLR.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 
 use crate::protocol::EntryKind;
@@ -104,10 +104,21 @@ pub struct KernelImage {
     pub path: PathBuf,
     /// Kernel version from the bzImage's header, its first word.
     pub version: Option<String>,
-    /// What [`Self::bytes`] is and how it is entered.
+    /// How it is entered.
     pub entry: EntryKind,
-    /// An ELF image or a whole bzImage.
-    pub bytes: Vec<u8>,
+    /// What is placed.
+    pub content: Content,
+}
+
+/// Where a kernel's bytes are.
+#[derive(Debug)]
+pub enum Content {
+    /// An ELF file, read straight into guest memory.
+    ElfFile(File),
+    /// An unpacked ELF image.
+    Elf(Vec<u8>),
+    /// A whole bzImage.
+    Bzimage(Vec<u8>),
 }
 
 impl KernelImage {
@@ -116,8 +127,8 @@ impl KernelImage {
     /// # Errors
     /// Any of [`ImageError`]; nothing but the file is touched.
     pub fn open(path: &Path, choice: EntryChoice) -> Result<Self, ImageError> {
-        let bytes = read_bounded(path)?;
-        if bytes.starts_with(b"\x7fELF") {
+        let (mut file, size_bytes) = open_bounded(path)?;
+        if is_elf(path, &mut file)? {
             if choice == EntryChoice::Bzimage {
                 return Err(ImageError::NotBzimage { path: path.into() });
             }
@@ -125,9 +136,10 @@ impl KernelImage {
                 path: path.into(),
                 version: None,
                 entry: EntryKind::Elf,
-                bytes,
+                content: Content::ElfFile(file),
             });
         }
+        let bytes = read_bounded(path, file, size_bytes)?;
         let header = BzHeader::parse(path, &bytes)?;
         let version = header.version(&bytes);
         if choice == EntryChoice::Bzimage {
@@ -142,7 +154,7 @@ impl KernelImage {
                 path: path.into(),
                 version,
                 entry: EntryKind::Bzimage,
-                bytes,
+                content: Content::Bzimage(bytes),
             });
         }
         let elf = unpack(path, header.payload(path, &bytes)?)?;
@@ -153,8 +165,17 @@ impl KernelImage {
             path: path.into(),
             version,
             entry: EntryKind::Elf,
-            bytes: elf,
+            content: Content::Elf(elf),
         })
+    }
+
+    /// Bytes of the image, unpacked if it is.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        match &self.content {
+            Content::ElfFile(file) => file.metadata().map_or(0, |metadata| metadata.len()),
+            Content::Elf(bytes) | Content::Bzimage(bytes) => bytes.len() as u64,
+        }
     }
 }
 
@@ -165,20 +186,38 @@ fn damaged(path: &Path, what: impl Into<String>) -> ImageError {
     }
 }
 
-fn read_bounded(path: &Path) -> Result<Vec<u8>, ImageError> {
-    let read = |source| ImageError::Read {
-        path: path.into(),
-        source,
-    };
-    let file = File::open(path).map_err(read)?;
-    let expected = file.metadata().map_err(read)?.len();
-    if expected > MAX_IMAGE_BYTES {
+/// Opens a file of a kernel's size.
+fn open_bounded(path: &Path) -> Result<(File, u64), ImageError> {
+    let file = File::open(path).map_err(|source| unreadable(path, source))?;
+    let metadata = file.metadata().map_err(|source| unreadable(path, source))?;
+    if metadata.len() > MAX_IMAGE_BYTES {
         return Err(ImageError::TooBig { path: path.into() });
     }
+    Ok((file, metadata.len()))
+}
+
+/// Looks at the magic and goes back to the start.
+fn is_elf(path: &Path, file: &mut File) -> Result<bool, ImageError> {
+    let mut magic = Vec::with_capacity(4);
+    file.take(4)
+        .read_to_end(&mut magic)
+        .and_then(|_| file.rewind())
+        .map_err(|source| unreadable(path, source))?;
+    Ok(magic == *b"\x7fELF")
+}
+
+fn unreadable(path: &Path, source: std::io::Error) -> ImageError {
+    ImageError::Read {
+        path: path.into(),
+        source,
+    }
+}
+
+fn read_bounded(path: &Path, file: File, expected: u64) -> Result<Vec<u8>, ImageError> {
     let mut bytes = Vec::with_capacity(usize::try_from(expected).unwrap_or(0));
     file.take(MAX_IMAGE_BYTES + 1)
         .read_to_end(&mut bytes)
-        .map_err(read)?;
+        .map_err(|source| unreadable(path, source))?;
     if bytes.len() as u64 > MAX_IMAGE_BYTES {
         return Err(ImageError::TooBig { path: path.into() });
     }
@@ -355,6 +394,17 @@ mod tests {
         KernelImage::open(file.path(), choice)
     }
 
+    fn bytes_of(image: KernelImage) -> Vec<u8> {
+        match image.content {
+            Content::Elf(bytes) | Content::Bzimage(bytes) => bytes,
+            Content::ElfFile(mut file) => {
+                let mut bytes = Vec::new();
+                file.read_to_end(&mut bytes).unwrap();
+                bytes
+            }
+        }
+    }
+
     fn with_size(mut packed: Vec<u8>, size: usize) -> Vec<u8> {
         packed.extend_from_slice(&u32::try_from(size).unwrap().to_le_bytes());
         packed
@@ -383,7 +433,7 @@ mod tests {
             let image = open(&bzimage(&payload), EntryChoice::Auto).unwrap();
             assert_eq!(image.entry, EntryKind::Elf);
             assert_eq!(image.version.as_deref(), Some("6.1.0-test"));
-            assert_eq!(image.bytes, elf);
+            assert_eq!(bytes_of(image), elf);
         }
     }
 
@@ -392,13 +442,13 @@ mod tests {
         let file = bzimage(&lz4(&elf_bytes()));
         let image = open(&file, EntryChoice::Bzimage).unwrap();
         assert_eq!(image.entry, EntryKind::Bzimage);
-        assert_eq!(image.bytes, file);
+        assert_eq!(bytes_of(image), file);
     }
 
     #[test]
     fn an_elf_file_is_taken_as_it_is_and_has_no_bzimage_entry() {
         let elf = elf_bytes();
-        assert_eq!(open(&elf, EntryChoice::Elf).unwrap().bytes, elf);
+        assert_eq!(bytes_of(open(&elf, EntryChoice::Elf).unwrap()), elf);
         assert!(matches!(
             open(&elf, EntryChoice::Bzimage),
             Err(ImageError::NotBzimage { .. })
@@ -441,7 +491,7 @@ mod tests {
                 }
             }
             if let Ok(image) = open(&file, EntryChoice::Elf) {
-                prop_assert!(image.bytes.starts_with(b"\x7fELF"));
+                prop_assert!(bytes_of(image).starts_with(b"\x7fELF"));
             }
         }
     }

@@ -5,16 +5,16 @@
 //! then what the chosen entry reads.
 
 use std::fs::File;
-use std::io::Cursor;
+use std::io::{Cursor, Read, Seek};
 use std::path::{Path, PathBuf};
 
 use linux_loader::loader::elf::PvhBootCapability;
 use linux_loader::loader::{BzImage, Elf, KernelLoader};
 use lmb_memory::GuestRam;
 use lmb_memory::Layout;
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, ReadVolatile};
 
-use super::image::KernelImage;
+use super::image::{Content, KernelImage};
 use super::place::{Initrd, write_bytes};
 use super::{BootError, CMDLINE, CMDLINE_MAX_BYTES, HIGH_START, linux64, memmap, pvh};
 use crate::protocol::EntryKind;
@@ -93,9 +93,10 @@ pub fn load(
     cmdline: &str,
 ) -> Result<Entry, BootError> {
     let low_end = memmap::low_end(layout);
-    let (entry, kernel_end) = match kernel.entry {
-        EntryKind::Elf => load_elf(ram, kernel, low_end)?,
-        EntryKind::Bzimage => load_bzimage(ram, kernel, low_end)?,
+    let (entry, kernel_end) = match &kernel.content {
+        Content::ElfFile(file) => load_elf(ram, kernel, &mut &*file, low_end)?,
+        Content::Elf(bytes) => load_elf(ram, kernel, &mut Cursor::new(bytes), low_end)?,
+        Content::Bzimage(bytes) => load_bzimage(ram, kernel, bytes, low_end)?,
     };
     let initrd = initrd
         .map(|file| load_initrd(ram, file, kernel_end, low_end))
@@ -104,11 +105,9 @@ pub fn load(
     line.push(0);
     write_bytes(ram, CMDLINE, &line)?;
     let map = memmap::entries(layout);
-    match kernel.entry {
-        EntryKind::Elf => pvh::write(ram, &map, initrd.as_ref())?,
-        EntryKind::Bzimage => {
-            linux64::write(ram, &kernel.bytes, &map, initrd.as_ref())?;
-        }
+    match &kernel.content {
+        Content::ElfFile(_) | Content::Elf(_) => pvh::write(ram, &map, initrd.as_ref())?,
+        Content::Bzimage(bytes) => linux64::write(ram, bytes, &map, initrd.as_ref())?,
     }
     Ok(Entry {
         address: entry,
@@ -116,14 +115,14 @@ pub fn load(
     })
 }
 
-fn load_elf(ram: &GuestRam, kernel: &KernelImage, low_end: u64) -> Result<(u64, u64), BootError> {
-    let loaded = Elf::load(
-        ram,
-        None,
-        &mut Cursor::new(kernel.bytes.as_slice()),
-        Some(GuestAddress(HIGH_START)),
-    )
-    .map_err(|source| loader_error(kernel, low_end, source))?;
+fn load_elf(
+    ram: &GuestRam,
+    kernel: &KernelImage,
+    image: &mut (impl Read + ReadVolatile + Seek),
+    low_end: u64,
+) -> Result<(u64, u64), BootError> {
+    let loaded = Elf::load(ram, None, image, Some(GuestAddress(HIGH_START)))
+        .map_err(|source| loader_error(kernel, low_end, source))?;
     if loaded.kernel_end > low_end {
         return Err(BootError::KernelTooBig {
             needed: loaded.kernel_end,
@@ -139,11 +138,11 @@ fn load_elf(ram: &GuestRam, kernel: &KernelImage, low_end: u64) -> Result<(u64, 
 fn load_bzimage(
     ram: &GuestRam,
     kernel: &KernelImage,
+    image: &[u8],
     low_end: u64,
 ) -> Result<(u64, u64), BootError> {
     let field = |at: usize| {
-        kernel
-            .bytes
+        image
             .get(at..at + 8)
             .and_then(|bytes| bytes.try_into().ok())
             .map_or(0, u64::from_le_bytes)
@@ -163,7 +162,7 @@ fn load_bzimage(
     let loaded = BzImage::load(
         ram,
         Some(GuestAddress(load)),
-        &mut Cursor::new(kernel.bytes.as_slice()),
+        &mut Cursor::new(image),
         Some(GuestAddress(HIGH_START)),
     )
     .map_err(|source| loader_error(kernel, low_end, source))?;
@@ -178,7 +177,7 @@ fn loader_error(
 ) -> BootError {
     // The loader does not tell a short guest from a damaged file; the end of
     // the image does for every real kernel.
-    let needed = HIGH_START + kernel.bytes.len() as u64;
+    let needed = HIGH_START.saturating_add(kernel.size_bytes());
     if needed > low_end {
         return BootError::KernelTooBig { needed, low_end };
     }
@@ -213,7 +212,7 @@ fn load_initrd(
     };
     // A VM that restarts loads the same file again.
     let mut file = &initrd.file;
-    std::io::Seek::rewind(&mut file).map_err(read_error)?;
+    file.rewind().map_err(read_error)?;
     ram.read_exact_volatile_from(GuestAddress(address), &mut file, size)
         .map_err(|error| read_error(std::io::Error::other(error.to_string())))?;
     Ok(Initrd {
