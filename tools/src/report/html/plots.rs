@@ -215,6 +215,10 @@ fn spot(group: &Group, x: u64) -> Option<Spot> {
     })
 }
 
+/// Traits that need not be said where another one tells: versions, RAM where
+/// it is all of the memory, and the like.
+const MINOR: [usize; 8] = [2, 4, 6, 11, 13, 14, 15, 16];
+
 /// What parts lines: everything a row depends on but the LMB size.
 fn traits(group: &Group) -> Vec<String> {
     let config = &group.config;
@@ -247,7 +251,7 @@ fn traits(group: &Group) -> Vec<String> {
     ]
 }
 
-/// Names by the traits that differ, without those that follow from others
+/// Names by the traits that differ, without minor ones that follow from others
 /// before them; of a single one by operation, VMM and kernel.
 fn short_names(keys: &[Vec<String>]) -> Vec<String> {
     let Some(first) = keys.first() else {
@@ -264,7 +268,8 @@ fn short_names(keys: &[Vec<String>]) -> Vec<String> {
                     .all(|b| a.get(index) == b.get(index))
             })
         };
-        if differs && !telling.iter().any(follows) {
+        let known = MINOR.contains(&index) && telling.iter().any(follows);
+        if differs && !known {
             telling.push(index);
         }
     }
@@ -480,6 +485,12 @@ mod tests {
             key(["boot", "lmb-vmm", "0.1.0", "6.12"]),
             key(["boot", "qemu", "7.2", "6.1"]),
         ];
+        // The version follows from the VMM; a load would be said all the same.
+        assert!(MINOR.contains(&2) && !MINOR.contains(&12));
+        assert_eq!(
+            traits(&group(&Boot::default().samples(1))[0])[12],
+            "load none"
+        );
         assert_eq!(
             short_names(&keys),
             ["lmb-vmm, 6.1", "lmb-vmm, 6.12", "qemu, 6.1"]
