@@ -153,6 +153,13 @@ impl VirtioMem {
         None
     }
 
+    /// Whether an answer to the request of `ticket` would reach the driver: the
+    /// device was not reset since.
+    #[must_use]
+    pub fn awaits(&self, ticket: &Ticket) -> bool {
+        self.transport.awaits(&ticket.0)
+    }
+
     /// Answers the request of `ticket`, and interrupts the driver if it wants
     /// that. Tells what became of the answer: one to a device that was reset
     /// since is dropped.

@@ -511,7 +511,9 @@ fn an_answer_to_a_device_that_was_reset_is_dropped() {
     driver.send(PLUG);
     let (ticket, _) = owner.next().unwrap();
     let _ = owner.device.take_events();
+    assert!(owner.device.awaits(&ticket));
     driver.mmio.write(STATUS, 0);
+    assert!(!owner.device.awaits(&ticket));
 
     let mut before = vec![0; MEM_LEN];
     owner.mem.read_slice(&mut before, GuestAddress(0)).unwrap();

@@ -142,6 +142,14 @@ impl MmioTransport {
         }
     }
 
+    /// Whether the driver still waits for the chain: neither reset nor queue
+    /// taken down since it was popped.
+    #[must_use]
+    pub fn awaits(&self, popped: &PoppedChain) -> bool {
+        let registers = lock(&self.registers);
+        popped.epoch == registers.epoch() && registers.is_live()
+    }
+
     /// Writes `data` to the start of the chain's writable part and gives the
     /// chain back, with an interrupt if the driver wants one. If the data
     /// cannot be written, the chain is given back with no bytes written.

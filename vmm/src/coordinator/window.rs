@@ -9,7 +9,11 @@
 //!
 //! The order is the design's: plan, effect, commit. The VMM's own access to
 //! LMBs ends before an unplug's effect begins and starts after a plug's effect
-//! ended. Owner: the coordinator.
+//! ended. The configuration shows LMBs as plugged from before a plug's effect
+//! begins until it has failed, if it does: Linux takes a device that shows
+//! nothing plugged at its probe for one that needs no UNPLUG_ALL
+//! (drivers/virtio/virtio_mem.c, `virtio_mem_init`), and a driver may come at
+//! any time. Owner: the coordinator.
 
 use std::io;
 use std::sync::Arc;
@@ -22,7 +26,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::operation::OperationLog;
 use super::retry::Reminder;
-use super::worker::{Completion, EffectError, EffectWorker, Job, Progress, WindowEffects};
+use super::worker::{
+    Completion, EffectError, EffectWorker, Job, Progress, WindowEffects, WorkerGone,
+};
 use crate::protocol::{RequestCounts, WindowInfo};
 use crate::timeline::Clock;
 
@@ -56,6 +62,13 @@ struct Machine {
     in_flight: Option<InFlight>,
     slots: u64,
     malformed_seen: u64,
+}
+
+/// Why an effect was not started.
+enum NotLaunched {
+    /// The device was reset since the request was read.
+    Unwanted,
+    WorkerGone(WorkerGone),
 }
 
 /// What the coordinator lends a window while it works on requests.
@@ -128,15 +141,24 @@ impl Window {
         self.follow_effect = false;
     }
 
-    /// What the device's configuration space is to show.
+    /// What the device's configuration space is to show: the book, and what is
+    /// about to be plugged as if it were. A driver that waits for an answer
+    /// does not look before it has it.
     pub(super) fn config(&self) -> MemConfig {
         let view = self.ledger.config();
+        let coming = self
+            .machine
+            .as_ref()
+            .and_then(|machine| machine.in_flight.as_ref())
+            .filter(|in_flight| in_flight.plan.kind() == PlanKind::Plug)
+            .map_or(0, |in_flight| in_flight.plan.lmbs().get());
+        let coming_bytes = coming.saturating_mul(view.block_size);
         MemConfig {
             block_size: view.block_size,
             addr: view.addr,
             region_size: view.region_size,
             usable_region_size: view.usable_region_size,
-            plugged_size: view.plugged_size,
+            plugged_size: view.plugged_size.saturating_add(coming_bytes),
             requested_size: view.requested_size,
         }
     }
@@ -313,19 +335,38 @@ impl Window {
             return;
         };
         let runs = plan.runs().to_vec();
-        let job = if plan.kind() == PlanKind::Plug {
-            Job::Plug(runs)
-        } else {
-            set_access(&machine.access, &runs, false);
-            Job::Unplug(runs)
+        let job = match plan.kind() {
+            PlanKind::Plug => Job::Plug(runs),
+            PlanKind::Unplug | PlanKind::UnplugAll => Job::Unplug(runs),
         };
-        match machine.worker.submit(job) {
-            Ok(()) => machine.in_flight = Some(InFlight { ticket, plan }),
-            Err(gone) => {
+        machine.in_flight = Some(InFlight { ticket, plan });
+        self.publish();
+        if let Err(failure) = self.launch(job) {
+            if let NotLaunched::WorkerGone(gone) = failure {
                 self.fail(gone.to_string());
+            }
+            let in_flight = self.machine.as_mut().and_then(|m| m.in_flight.take());
+            if let Some(InFlight { ticket, plan }) = in_flight {
                 self.give_up(ticket, plan, observer);
             }
         }
+    }
+
+    /// Hands the effect in flight, which is published, to the worker.
+    fn launch(&self, job: Job) -> Result<(), NotLaunched> {
+        let Some(machine) = &self.machine else {
+            return Err(NotLaunched::Unwanted);
+        };
+        // A driver that came before the publishing has seen nothing of this,
+        // and the one that asked for it is gone.
+        let wanted = machine.in_flight.as_ref();
+        if !wanted.is_some_and(|wanted| machine.device.awaits(&wanted.ticket)) {
+            return Err(NotLaunched::Unwanted);
+        }
+        if let Job::Unplug(runs) = &job {
+            set_access(&machine.access, runs, false);
+        }
+        machine.worker.submit(job).map_err(NotLaunched::WorkerGone)
     }
 
     /// Takes the end of the effect in flight, if it has come. Returns whether
@@ -403,9 +444,11 @@ impl Window {
         self.publish();
     }
 
-    /// Drops a plan without its effect.
+    /// Drops a plan without its effect. The driver looks at the configuration
+    /// as soon as it has the answer.
     fn give_up(&mut self, ticket: Ticket, plan: Plan, observer: &mut Observer<'_>) {
         self.ledger.abort(plan);
+        self.publish();
         self.answer(ticket, MemResponse::Busy, 0, observer);
     }
 
@@ -512,3 +555,7 @@ fn wire_state(state: lmb_memory::RangeState) -> RangeState {
         lmb_memory::RangeState::Mixed => RangeState::Mixed,
     }
 }
+
+#[cfg(test)]
+#[path = "tests/window.rs"]
+mod tests;

@@ -358,6 +358,53 @@ fn an_effect_outlives_the_driver_that_asked_for_it() {
     assert_eq!(rig.plugged_lmbs(), 1);
 }
 
+/// Linux, by kexec or by loading the driver again: a device that shows nothing
+/// plugged at the probe is not asked to unplug all.
+#[test]
+fn a_driver_that_comes_in_mid_plug_sees_it_and_starts_over() {
+    for fails in [false, true] {
+        let mut rig = Rig::new();
+        rig.add(2);
+        rig.host.gate.shut(true);
+        if fails {
+            rig.faults.fail(WindowOp::Open, 1, FaultKind::OutOfMemory);
+        }
+        rig.guest().step();
+        rig.coordinator.on_device_wake();
+        assert!(rig.busy());
+        rig.probe();
+        assert_eq!(rig.guest().config().plugged_size, LMB_BYTES);
+        assert_eq!(rig.plugged_lmbs(), 0, "clients see the book");
+        rig.guest().driver.send(MemRequest::UnplugAll);
+        rig.coordinator.on_device_wake();
+        rig.host.gate.shut(false);
+        rig.await_effect();
+        let answer = rig.guest().driver.take_answer().expect("an answer");
+        assert_eq!(answer.response_type, ACK);
+        rig.assert_agreement();
+        assert_eq!(rig.guest().config().plugged_size, 0);
+        rig.run();
+        rig.assert_agreement();
+        assert_eq!((rig.plugged_lmbs(), rig.guest().busys), (2, 0));
+    }
+}
+
+#[test]
+fn a_plug_that_failed_is_not_shown_when_the_driver_has_its_answer() {
+    let mut rig = Rig::new();
+    rig.add(2);
+    rig.faults.fail(WindowOp::Open, 1, FaultKind::OutOfMemory);
+    rig.guest().step();
+    rig.coordinator.on_device_wake();
+    rig.host.line.watch();
+    rig.await_effect();
+    let seen = rig.host.line.seen();
+    assert!(
+        !seen.is_empty() && seen.iter().all(|config| config.plugged_size == 0),
+        "{seen:?}"
+    );
+}
+
 #[test]
 fn status_answers_while_an_effect_runs() {
     let mut rig = Rig::new();

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
-use lmb_devices::testing::{Counter, MemDriver};
+use lmb_devices::testing::{Counter, MemDriver, MmioDriver};
 use lmb_devices::{
     BusDevice, InterruptLine, Mark, MarkKind, MemConfig, MemFeatures, MemRequest, OwnerWake, Stamp,
     VirtioMem,
@@ -82,14 +82,51 @@ impl Gate {
     }
 }
 
+/// An interrupt line that counts, and on demand notes what a driver that
+/// reacts at once finds in the configuration.
+#[derive(Default)]
+pub(crate) struct Line {
+    count: Counter,
+    bus: OnceLock<Arc<dyn BusDevice>>,
+    seen: Mutex<Option<Vec<MemConfig>>>,
+}
+
+impl Line {
+    /// Notes the configuration at each interrupt from now on.
+    pub(crate) fn watch(&self) {
+        *self.seen.lock().unwrap() = Some(Vec::new());
+    }
+
+    /// What was noted.
+    pub(crate) fn seen(&self) -> Vec<MemConfig> {
+        self.seen.lock().unwrap().clone().unwrap_or_default()
+    }
+}
+
+impl InterruptLine for Line {
+    fn trigger(&self) {
+        self.count.trigger();
+        if let Some(seen) = &mut *self.seen.lock().unwrap() {
+            let mmio = MmioDriver::new(Arc::clone(self.bus.get().unwrap()));
+            seen.push(MemConfig {
+                plugged_size: mmio.config_u64(40),
+                requested_size: mmio.config_u64(48),
+                ..MemConfig::default()
+            });
+        }
+    }
+}
+
 /// What effects share with the test.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Host {
     /// LMBs that are open on the host, by the effects' own record.
     pub(crate) open: Arc<Mutex<BTreeSet<u64>>>,
     pub(crate) gate: Arc<Gate>,
     /// Set: the next effect panics.
     pub(crate) bomb: Arc<Mutex<bool>>,
+    /// The device's interrupts.
+    pub(crate) line: Arc<Line>,
 }
 
 /// Effects on real host memory; KVM slots are only counted.
@@ -189,7 +226,7 @@ pub(crate) fn layout(window: bool) -> Layout {
 pub(crate) struct Guest {
     pub(crate) driver: MemDriver<'static, GuestRam>,
     pub(crate) plugged: BTreeSet<u64>,
-    interrupts: Arc<Counter>,
+    interrupts: Arc<Line>,
     addr: u64,
     /// The request that is out.
     out: Option<(MemRequest, u64)>,
@@ -226,7 +263,7 @@ impl Guest {
 
     /// Interrupts since the last look.
     pub(crate) fn take_interrupts(&mut self) -> u64 {
-        self.interrupts.take()
+        self.interrupts.count.take()
     }
 
     /// One step of Linux's worker (virtio_mem_run_wq), one block a request.
@@ -287,7 +324,7 @@ impl Guest {
 struct Plugboard {
     bus: Arc<dyn BusDevice>,
     ram: &'static GuestRam,
-    interrupts: Arc<Counter>,
+    interrupts: Arc<Line>,
     access: AccessMap,
 }
 
@@ -444,6 +481,13 @@ impl Rig {
     }
 }
 
+/// A test that fails with an effect held back must not wait for it.
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.host.gate.shut(false);
+    }
+}
+
 /// Builds a machine and attaches it.
 fn build(
     coordinator: &mut Coordinator,
@@ -452,11 +496,13 @@ fn build(
     let memory = lmb_memory::create(layout, &BackingOptions::default()).unwrap();
     let access = memory.access.unwrap();
     let (window, faults) = FaultyWindow::new(memory.window.unwrap());
-    let interrupts = Arc::new(Counter::default());
+    let host = Host::default();
+    let interrupts = Arc::clone(&host.line);
     let line: Arc<dyn InterruptLine> = Arc::clone(&interrupts) as _;
     let wake: Arc<dyn OwnerWake> = Arc::new(Counter::default());
     let config = MemConfig::default();
     let device = VirtioMem::new(config, MemFeatures::default(), line, wake);
+    let _ = interrupts.bus.set(device.bus_device());
     let machine = Plugboard {
         bus: device.bus_device(),
         // The driver double borrows guest memory for as long as it lives.
@@ -464,7 +510,6 @@ fn build(
         interrupts,
         access: access.clone(),
     };
-    let host = Host::default();
     let effects = HostEffects {
         memory: window,
         host: host.clone(),
