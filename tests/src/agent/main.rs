@@ -14,6 +14,7 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
+use std::time::Duration;
 
 mod console;
 mod log;
@@ -24,6 +25,7 @@ mod watch;
 
 use marks::{Mark, Marks};
 use sys::{Received, Signals, UeventSocket};
+use uevent::BlockAction;
 use watch::{Blocks, Guest, Watch};
 
 /// Kernel modules to load, one file name a line, in this order.
@@ -33,6 +35,8 @@ const MEMORY_DEVICES: &str = "/sys/devices/system/memory";
 /// Room for about 64,000 waiting uevents. Only a limit: it takes no memory
 /// until they come.
 const UEVENT_BUFFER_BYTES: i32 = 64 << 20;
+/// How long a wait for uevents is where nothing else is to be done.
+const LONG_WAIT: Duration = Duration::from_secs(3600);
 /// No uevent is longer (UEVENT_BUFFER_SIZE is 2048, and the head).
 const UEVENT_BYTES: usize = 8192;
 
@@ -101,12 +105,35 @@ fn run(marks: Option<&Marks>) -> io::Result<()> {
         return Ok(());
     };
     marks.write(Mark::DriverLoaded, 0);
+    if !marks.know_target() {
+        return tell_blocks(&socket, marks);
+    }
     let mut guest = ThisGuest { marks };
     loop {
         if socket.wait(watch.patience())? {
             take_events(&socket, &mut watch, &mut guest)?;
         } else {
             watch.look(&mut guest);
+        }
+    }
+}
+
+/// Tells of each memory block as it comes online or goes, where the VMM knows
+/// no target. Lost events are not made up for: their marks are missing.
+fn tell_blocks(socket: &UeventSocket, marks: &Marks) -> io::Result<()> {
+    let mut buffer = [0; UEVENT_BYTES];
+    loop {
+        match socket.receive(&mut buffer)? {
+            Received::Datagram(length) => {
+                let event = uevent::parse(buffer.get(..length).unwrap_or_default());
+                match event.map(|event| event.action) {
+                    Some(BlockAction::Online) => marks.write_code(Mark::BlockOnline),
+                    Some(BlockAction::Remove) => marks.write_code(Mark::BlockGone),
+                    _ => {}
+                }
+            }
+            Received::Lost => log::info("memory uevents were lost; nobody is told of them"),
+            Received::Nothing => drop(socket.wait(LONG_WAIT)?),
         }
     }
 }

@@ -6,6 +6,11 @@
 //! bytes in order gives a presence byte, at which the rest is latched, and how
 //! much hotplugged memory the guest is meant to have. Each byte costs an exit
 //! to the VMM, so both are used rarely.
+//!
+//! Where another VMM is measured it may offer the first port alone, as a plain
+//! debug port with the same presence byte. It takes codes and knows no target,
+//! which reads as all ones then; so each memory block that comes or goes is a
+//! code of its own, and who measures counts them.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -36,6 +41,10 @@ pub(crate) enum Mark {
     Usable,
     /// The same, found by looking, so that the stamp may be late.
     UsableLate,
+    /// A memory block came online, under a VMM that knows no target.
+    BlockOnline,
+    /// A memory block is gone, under a VMM that knows no target.
+    BlockGone,
 }
 
 impl Mark {
@@ -45,6 +54,8 @@ impl Mark {
             Self::DriverLoaded => 3,
             Self::Usable => 4,
             Self::UsableLate => 5,
+            Self::BlockOnline => 6,
+            Self::BlockGone => 7,
         }
     }
 }
@@ -89,6 +100,16 @@ impl Marks {
         }
     }
 
+    /// Writes a mark without a value: one exit.
+    pub(crate) fn write_code(&self, mark: Mark) {
+        self.ports.write(0, mark.code());
+    }
+
+    /// Whether the VMM knows how much memory the guest is meant to have.
+    pub(crate) fn know_target(&self) -> bool {
+        self.target_bytes() != Some(u64::MAX)
+    }
+
     /// Bytes of hotplugged memory that the guest is meant to have; `None` when
     /// the device no longer answers.
     pub(crate) fn target_bytes(&self) -> Option<u64> {
@@ -120,6 +141,8 @@ mod tests {
         assert_eq!(encode(Mark::Init, 0), [2, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(encode(Mark::DriverLoaded, 1)[0], 3);
         assert_eq!(encode(Mark::UsableLate, 1)[0], 5);
+        assert_eq!(Mark::BlockOnline.code(), 6);
+        assert_eq!(Mark::BlockGone.code(), 7);
     }
 
     #[test]

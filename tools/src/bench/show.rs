@@ -10,6 +10,10 @@ use super::sample::{Clock, Config, Measured, Sample, Span, Step};
 use super::store;
 use super::work::{Job, Task, Work};
 use crate::host;
+use crate::report::environment::Environments;
+use crate::report::group::group;
+use crate::report::table::Table;
+use crate::report::tables;
 use crate::units::format_size;
 
 /// What will be run.
@@ -131,15 +135,19 @@ fn amount(ns: u64, clock: Clock) -> String {
     }
 }
 
-/// The tables of a results file.
+/// The tables of a results file's last sweep.
 pub(super) fn tables(out: &Path) -> Result<String> {
     let samples = store::read(out)?;
-    let mut text = String::new();
-    for one in samples.iter().filter(|sample| !sample.warm_up) {
-        text.push_str(&sample(one));
-        text.push('\n');
-    }
-    Ok(text)
+    let last = samples.last().map(|sample| sample.sweep.clone());
+    let of_sweep = samples
+        .iter()
+        .filter(|one| Some(&one.sweep) == last.as_ref());
+    let groups = group(of_sweep);
+    let tables: Vec<String> = tables::all(&groups, &Environments::of(&groups))
+        .iter()
+        .map(Table::terminal)
+        .collect();
+    Ok(tables.join("\n"))
 }
 
 /// The version that a program names: the first word with a digit and a dot in

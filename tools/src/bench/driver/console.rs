@@ -17,6 +17,8 @@ const KEPT_BYTES: usize = 256 << 10;
 /// What the guest's shell prints before its prompt.
 const GREETING: &[u8] = b"built-in shell";
 const PROMPT: &[u8] = b"# ";
+/// A kernel that printed this runs no further.
+const PANIC: &[u8] = b"end Kernel panic";
 /// How long a guest's shell may take for one command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
@@ -105,6 +107,9 @@ impl Console {
                 before.truncate(at);
                 return Ok(before);
             }
+            if find(&self.text, PANIC).is_some() {
+                bail!("the guest's kernel panicked:\n{}", self.tail());
+            }
             let left = deadline.saturating_duration_since(Instant::now());
             match self.chunks.recv_timeout(left) {
                 Ok(chunk) => {
@@ -184,6 +189,16 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("the VMM ended") && text.contains("Kernel panic"));
         assert!(!text.contains('\u{1b}'));
+        assert!(child.wait().is_ok());
+    }
+
+    #[test]
+    fn a_panic_is_told_at_once() {
+        let (mut child, mut console) =
+            shell("echo 'init died'; echo '---[ end Kernel panic - not syncing'; exec cat");
+        let error = console.await_prompt(Duration::from_secs(600)).unwrap_err();
+        assert!(error.to_string().contains("init died"), "{error}");
+        drop(console);
         assert!(child.wait().is_ok());
     }
 

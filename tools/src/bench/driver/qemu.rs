@@ -119,15 +119,17 @@ fn arguments(machine: Machine, config: &Config, place: &Path) -> Vec<String> {
     let mut option = |name: &str, value: String| all.extend([name.to_owned(), value]);
     let path = |name: &str| place.join(name).display().to_string().replace(',', ",,");
     let machine_options = match machine {
-        // With SMM, entering ACPI mode makes a nested QEMU refuse user-space
-        // port access afterwards; none of what is measured needs it.
-        Machine::Pc => "pc,smm=off",
+        // SMM, the VMware port and the APIC's option ROM (below) lead to
+        // writes of the CPU's segments, after which a nested QEMU refuses
+        // user-space port access; nothing of what is measured needs them.
+        Machine::Pc => "pc,smm=off,vmport=off",
         Machine::Microvm => "microvm,acpi=on,rtc=on,isa-serial=on",
     };
     option(
         "-machine",
         format!("{machine_options},accel=kvm,memory-backend=ram,x-oem-id=LMBVMM"),
     );
+    option("-global", "apic-common.vapic=off".to_owned());
     option("-cpu", "host".to_owned());
     option("-smp", config.cpus.to_string());
     let window = config.max_memory_bytes.saturating_sub(config.memory_bytes);
@@ -433,7 +435,9 @@ mod tests {
         assert!(all.contains(&"socket,id=qmp,path=/tmp/a,,b/qmp.sock".to_owned()));
         assert_eq!(value(&all, "-append"), ["console=ttyS0 quiet"]);
         let machine = value(&all, "-machine")[0];
-        assert!(machine.starts_with("pc,smm=off") && machine.contains("x-oem-id=LMBVMM"));
+        assert!(
+            machine.starts_with("pc,smm=off,vmport=off,") && machine.contains("x-oem-id=LMBVMM")
+        );
     }
 
     #[test]
