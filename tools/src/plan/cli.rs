@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use lmb_memory::{Bytes, GuestBlock, LmbSize};
 use serde::Serialize;
@@ -108,6 +108,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<String> {
         .iter()
         .map(|lmb| plan(&request, *lmb))
         .collect();
+    check_any(&plans)?;
     let groups = match args.from.as_slice() {
         [] => Vec::new(),
         files => read_groups(files)?,
@@ -150,6 +151,20 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<String> {
         }
     }
     Ok(text)
+}
+
+fn check_any(plans: &[VmPlan]) -> anyhow::Result<()> {
+    let reasons: Vec<&str> = plans
+        .iter()
+        .filter_map(|plan| match plan {
+            VmPlan::Row(_) => None,
+            VmPlan::Refused { refused, .. } => Some(refused.as_str()),
+        })
+        .collect();
+    if reasons.len() == plans.len() {
+        bail!("none of the LMB sizes is possible: {}", reasons.join("; "));
+    }
+    Ok(())
 }
 
 /// The amount that is added and removed.
@@ -207,4 +222,73 @@ fn lmb_size(text: &str) -> Result<u64, String> {
 
 fn guest_block(text: &str) -> Result<GuestBlock, String> {
     text.parse::<GuestBlock>().map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: PlanArgs,
+    }
+
+    fn planned(line: &str) -> anyhow::Result<String> {
+        let words = std::iter::once("plan").chain(line.split_whitespace());
+        run(&Line::try_parse_from(words).unwrap().args)
+    }
+
+    fn refused(line: &str) -> bool {
+        let words = std::iter::once("plan").chain(line.split_whitespace());
+        Line::try_parse_from(words).is_err()
+    }
+
+    #[test]
+    fn without_a_word_it_prints_the_articles_table() {
+        let text = planned("").unwrap();
+        assert!(
+            text.contains("64 TB   524,288  262,144   65,536   32,768   16,384"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_vm_with_a_granularity_gets_a_size_and_a_reason() {
+        let text = planned("--memory 8T --granularity 256M").unwrap();
+        assert!(
+            text.contains("LMB size: 256 MiB\n  256 MiB is the largest"),
+            "{text}"
+        );
+        let json = planned("--memory 8T --granularity 256M --json").unwrap();
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(value["choice"]["lmb_size_bytes"], 256 << 20);
+        assert_eq!(value["plans"][0]["driver_mode"], "big-block");
+    }
+
+    #[test]
+    fn when_no_size_is_possible_the_reasons_are_the_error() {
+        let error = planned("--memory 1G --max-memory 65G --lmb-size 4G").unwrap_err();
+        assert!(error.to_string().contains("64 GiB or 68 GiB"), "{error}");
+    }
+
+    #[test]
+    fn options_of_a_vm_need_a_vm() {
+        for line in [
+            "--granularity 1G",
+            "--max-memory 1T",
+            "--from x",
+            "--slot-size 1G",
+            "--memory 1G --amount 1G",
+            "--memory 1G --partition 1T",
+            "--lmb-size 3M",
+            "--memory 1G --guest-block-size x",
+        ] {
+            assert!(refused(line), "{line}");
+        }
+        assert!(!refused(
+            "--memory 1G --guest-block-size 2G --lmb-size 256M,1G"
+        ));
+    }
 }

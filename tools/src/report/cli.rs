@@ -81,7 +81,7 @@ enum Format {
 /// that could be compared.
 pub fn run(args: &ReportArgs) -> anyhow::Result<ExitCode> {
     let sources = read_all(&args.files)?;
-    let groups = group(sources.iter().flat_map(|source| &source.samples));
+    let groups = rows(&sources)?;
     match &args.compare {
         Some(base) => run_compare(args, base, &groups),
         None => {
@@ -162,8 +162,15 @@ fn put(args: &ReportArgs, text: &str) -> anyhow::Result<()> {
 /// # Errors
 /// A file that cannot be read, or no samples.
 pub(crate) fn read_groups(files: &[PathBuf]) -> anyhow::Result<Vec<Group>> {
-    let sources = read_all(files)?;
-    Ok(group(sources.iter().flat_map(|source| &source.samples)))
+    rows(&read_all(files)?)
+}
+
+fn rows(sources: &[Source]) -> anyhow::Result<Vec<Group>> {
+    let groups = group(sources.iter().flat_map(|source| &source.samples));
+    if groups.is_empty() {
+        bail!("all samples are warm-ups; let the sweep go on until it has measured something");
+    }
+    Ok(groups)
 }
 
 fn read_all(files: &[PathBuf]) -> anyhow::Result<Vec<Source>> {

@@ -122,6 +122,11 @@ fn an_empty_file_says_where_results_come_from() {
         error.contains("no samples") && error.contains("lmb bench"),
         "{error}"
     );
+    let mut warm_up = Boot::default().samples(1);
+    warm_up[0].warm_up = true;
+    let file = save(dir.path(), "w.jsonl", &warm_up);
+    let error = report(&[&file]).unwrap_err().to_string();
+    assert!(error.contains("all samples are warm-ups"), "{error}");
     let missing = report(&["/no/such/file"]).unwrap_err().to_string();
     assert!(missing.contains("/no/such/file"), "{missing}");
 }

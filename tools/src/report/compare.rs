@@ -254,6 +254,7 @@ fn one_sided(rows: &[Group], others: &[Group]) -> Vec<OneSided> {
             row: name(row),
             differs: others
                 .iter()
+                .filter(|other| step_name(other.kind) == step_name(row.kind))
                 .map(|other| differences(row, other))
                 .min_by_key(Vec::len)
                 .unwrap_or_default(),

@@ -60,10 +60,10 @@ impl Moment {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::FirstEntry => "VMM",
-            Self::KernelPart => "kernel",
+            Self::FirstEntry => "VMM part",
+            Self::KernelPart => "kernel part",
             Self::Init => "init",
-            Self::MemoryPart => "memory",
+            Self::MemoryPart => "memory part",
             Self::Announced => "announced",
             Self::FirstRequest => "first request",
             Self::DeviceDone => "device done",

@@ -80,9 +80,9 @@ fn boot_detail(groups: &[&Group], environments: &Environments) -> Table {
             ">guest block",
             ">blocks",
             "driver mode",
-            ">VMM",
-            ">kernel",
-            ">memory",
+            ">VMM part",
+            ">kernel part",
+            ">memory part",
             ">complete",
             ">executed",
             ">waited",
@@ -100,8 +100,9 @@ fn boot_detail(groups: &[&Group], environments: &Environments) -> Table {
         table.rows.push(boot_row(group, environments));
     }
     table.notes.push(
-        "VMM: from the start of its process to the guest's first instruction. kernel: from there \
-         to the guest's init. memory: from init until all memory is usable. complete: the sum."
+        "VMM part: from the start of its process to the guest's first instruction. kernel part: \
+         from there to the guest's init. memory part: from init until all memory is usable. \
+         complete: the sum."
             .to_owned(),
     );
     table.notes.extend(boot_spread(groups));

@@ -73,6 +73,10 @@ fn rows_of_every_table_are_as_wide_as_its_head() {
         for row in &table.rows {
             assert_eq!(row.len(), table.columns.len(), "{}", table.title);
         }
+        let mut names: Vec<&str> = table.columns.iter().map(|c| c.name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), table.columns.len(), "{}", table.title);
     }
 }
 
