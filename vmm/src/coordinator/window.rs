@@ -219,11 +219,15 @@ impl Window {
     /// flight has ended.
     pub(super) fn request_what_is_plugged(&mut self) {
         self.follow_effect = self.busy();
+        self.follow_plugged();
+        self.announce();
+    }
+
+    fn follow_plugged(&mut self) {
         let plugged = self.ledger.plugged_lmbs();
         if let Err(error) = self.ledger.set_requested(plugged) {
             tracing::error!(%error, "the book refused what it shows as plugged");
         }
-        self.announce();
     }
 
     fn announce(&self) {
@@ -440,6 +444,11 @@ impl Window {
     fn commit(&mut self, plan: Plan) {
         if !self.ledger.commit(plan) {
             tracing::error!(window = self.id, "the book refused a plan of its own");
+        }
+        if self.follow_effect {
+            // Before the answer: Linux looks at the target as soon as it has
+            // that, and an old one would make it undo what it just did.
+            self.follow_plugged();
         }
         self.publish();
     }

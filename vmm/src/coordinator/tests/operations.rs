@@ -229,6 +229,37 @@ fn a_cancel_in_the_middle_of_an_effect_follows_its_end() {
     }
 }
 
+/// Linux reads the configuration as soon as it has the answer: a target that
+/// is still the old one would make it unplug the block it has just plugged.
+#[test]
+fn after_a_cancel_the_target_has_followed_when_the_answer_comes() {
+    for removes in [false, true] {
+        let mut rig = Rig::new();
+        rig.add(3);
+        rig.run();
+        let id = if removes { rig.remove(2) } else { rig.add(2) };
+        rig.host.gate.shut(true);
+        rig.guest().step();
+        rig.coordinator.on_device_wake();
+        assert!(rig.busy());
+        rig.coordinator.cancel(id).unwrap();
+        rig.host.line.watch();
+        rig.host.gate.shut(false);
+        rig.await_effect();
+        let expected = if removes { 2 } else { 4 } * LMB_BYTES;
+        let seen = rig.host.line.seen();
+        assert!(seen.len() >= 2, "an answer and a change of the target");
+        for config in seen {
+            assert_eq!(
+                (config.plugged_size, config.requested_size),
+                (expected, expected)
+            );
+        }
+        rig.run();
+        rig.assert_agreement();
+    }
+}
+
 #[test]
 fn a_deadline_ends_it_as_incomplete_and_the_guest_may_go_on() {
     let mut rig = Rig::new();
