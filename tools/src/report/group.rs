@@ -78,7 +78,8 @@ impl Moment {
 pub struct Timing {
     /// Since the start.
     pub total: Summary,
-    /// Of it, what the VMM and its guest executed, if every repeat tells.
+    /// Of it, what the VMM and its guest executed, if every repeat tells and
+    /// the host has one CPU.
     pub executed: Option<Summary>,
     /// The rest: time waited.
     pub waited: Option<Summary>,
@@ -186,7 +187,7 @@ fn summarise(samples: &[&Sample]) -> Option<Group> {
     }
     let times = spans
         .iter()
-        .filter_map(|(moment, spans)| Some((*moment, timing(spans)?)))
+        .filter_map(|(moment, spans)| Some((*moment, timing(spans, first.host.cpus == 1)?)))
         .collect();
     Some(Group {
         config: first.config.clone(),
@@ -246,14 +247,16 @@ fn later(a: Option<Span>, b: Option<Span>) -> Option<Span> {
     }
 }
 
-fn timing(spans: &[Span]) -> Option<Timing> {
+/// On several CPUs the process' CPU time is no part of the time that passed, so
+/// only a host of one splits.
+fn timing(spans: &[Span], splits: bool) -> Option<Timing> {
     let total = Summary::of(spans.iter().map(|span| real(span.end_ns)))?;
     let cpu: Option<Vec<(u64, u64)>> = spans
         .iter()
         .map(|span| Some((span.end_ns, span.end_cpu_ns?)))
         .collect();
     let part = |f: fn(&(u64, u64)) -> u64| {
-        let all = cpu.as_ref()?;
+        let all = cpu.as_ref().filter(|_| splits)?;
         Summary::of(all.iter().map(f).map(real))
     };
     Some(Timing {
@@ -484,6 +487,12 @@ mod tests {
         }
         let groups = group(&samples);
         assert_eq!(groups[0].times[&Moment::Init].executed, None);
+        let several = Boot {
+            host: crate::report::testing::native_host(),
+            ..Boot::default()
+        };
+        let native = group(&several.samples(2));
+        assert_eq!(native[0].times[&Moment::Init].executed, None);
         assert!(groups[0].times[&Moment::FirstEntry].executed.is_some());
     }
 
