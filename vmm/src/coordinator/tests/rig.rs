@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
+use lmb_devices::mmio::registers::INTERRUPT_CONFIG;
 use lmb_devices::testing::{Counter, MemDriver, MmioDriver};
 use lmb_devices::{
     BusDevice, InterruptLine, Mark, MarkKind, MemConfig, MemFeatures, MemRequest, OwnerWake, Stamp,
@@ -230,8 +231,11 @@ pub(crate) struct Guest {
     addr: u64,
     /// The request that is out.
     out: Option<(MemRequest, u64)>,
-    /// BUSY was answered: only an interrupt wakes it.
+    /// BUSY was answered: only a change of the configuration wakes it.
     asleep: bool,
+    /// The configuration changed while a request was out: its worker runs once
+    /// more, whatever the answer (Linux queues it again).
+    again: bool,
     pub(crate) nacks: u64,
     pub(crate) busys: u64,
 }
@@ -248,6 +252,7 @@ impl Guest {
             addr,
             out: None,
             asleep: false,
+            again: false,
             nacks: 0,
             busys: 0,
         }
@@ -269,13 +274,15 @@ impl Guest {
     /// One step of Linux's worker (virtio_mem_run_wq), one block a request.
     /// Returns whether it did something.
     pub(crate) fn step(&mut self) -> bool {
-        if self.take_interrupts() > 0 {
-            let _ = self.driver.mmio.handle_interrupt();
+        if self.take_interrupts() > 0 && self.driver.mmio.handle_interrupt() & INTERRUPT_CONFIG != 0
+        {
             self.asleep = false;
+            self.again = self.out.is_some();
         }
         if let Some(answer) = self.driver.take_answer() {
             let (request, lmb) = self.out.take().expect("an answer to nothing");
             self.on_answer(request, lmb, answer.response_type.expect("a whole answer"));
+            self.again = false;
             return true;
         }
         if self.out.is_some() || self.asleep {
@@ -313,7 +320,7 @@ impl Guest {
             (NACK, _) => self.nacks += 1,
             (BUSY, _) => {
                 self.busys += 1;
-                self.asleep = true;
+                self.asleep = !self.again;
             }
             (other, _) => panic!("the driver marks the device broken: answer {other}"),
         }
