@@ -83,6 +83,8 @@ pub struct Coordinator {
     effect_done: Arc<EventFd>,
     /// Bytes that the guest last reported usable, in this boot.
     last_usable_bytes: Option<u64>,
+    /// The newest operation when this boot began: later ones are of this boot.
+    before_boot: Option<OperationId>,
 }
 
 impl Coordinator {
@@ -123,6 +125,7 @@ impl Coordinator {
             clock,
             effect_done,
             last_usable_bytes: None,
+            before_boot: None,
         }
     }
 
@@ -172,6 +175,7 @@ impl Coordinator {
         self.windows.iter_mut().for_each(Window::reset);
         self.marks = None;
         self.last_usable_bytes = None;
+        self.before_boot = self.log.newest().map(|record| record.shown.id);
         self.boot.begin_again(self.opening_stamp(asked_ns));
     }
 
@@ -188,6 +192,12 @@ impl Coordinator {
         let plugged_bytes = self.total_bytes();
         self.log
             .end(OperationState::Aborted, plugged_bytes, Some(why.to_owned()));
+    }
+
+    /// Whether what the guest has is what its boot asked for: no operation of
+    /// this boot has changed it.
+    fn booting(&self) -> bool {
+        self.log.newest().map(|record| record.shown.id) == self.before_boot
     }
 
     /// A moment just past, with the CPU time used until now.
@@ -271,7 +281,7 @@ impl Coordinator {
     fn on_usable(&mut self, mark: Mark, late: bool) {
         self.last_usable_bytes = Some(mark.value);
         let requested = self.requested_bytes();
-        if requested > 0 && requested == mark.value && self.log.newest().is_none() {
+        if requested > 0 && requested == mark.value && self.booting() {
             self.boot.stamp(BootEvent::Usable, mark.stamp);
         }
         let Some(record) = self.log.newest_mut() else {
@@ -289,6 +299,7 @@ impl Coordinator {
         if let Some(since) = since
             && open
             && first
+            && record.usable_expected
             && record.usable_bytes == mark.value
         {
             record.shown.timeline.usable_ns = Some(since);
@@ -492,7 +503,7 @@ impl Coordinator {
             .max_by_key(|stamp| stamp.monotonic_ns);
         if let Some(stamp) = answered
             && self.requested_bytes() > 0
-            && self.log.newest().is_none()
+            && self.booting()
         {
             self.boot.stamp(BootEvent::Plugged, stamp);
         }

@@ -424,6 +424,32 @@ fn memory_requested_at_the_start_is_stamped_with_the_boot_and_is_no_operation() 
 }
 
 #[test]
+fn each_boot_is_stamped_until_an_operation_changes_its_memory() {
+    let mut rig = Rig::new();
+    rig.add(2);
+    rig.run();
+    rig.report_usable(2);
+    let before = rig.coordinator.boot().timeline().clone();
+    assert_eq!((before.plugged_ns, before.usable_ns), (None, None));
+    let add = rig.add(1);
+    rig.run();
+
+    rig.reboot();
+    rig.probe();
+    rig.run();
+    rig.report_usable(3);
+    let boot = rig.coordinator.boot().timeline().clone();
+    assert!(boot.plugged_ns.is_some() && boot.plugged_ns < boot.usable_ns);
+    let timeline = rig.operation(add).timeline;
+    assert_eq!(timeline.usable_ns, None, "that is another boot's report");
+
+    rig.add(1);
+    rig.run();
+    rig.report_usable(4);
+    assert_eq!(*rig.coordinator.boot().timeline(), boot);
+}
+
+#[test]
 fn the_agent_is_told_the_target_before_the_driver_and_after_a_cancel() {
     let mut rig = Rig::new();
     rig.add(1);
