@@ -49,13 +49,9 @@ pub fn page(sources: &[Source], groups: &[Group], models: &[Fitted]) -> String {
         &dlpar,
     );
     let costs = model::text::tables(models, &environments);
-    section(
-        &mut text,
-        "model",
-        "Cost model",
-        &plots::models(models, &environments),
-        &costs,
-    );
+    section(&mut text, "model", "Cost model", &[], &costs);
+    let plots = plots::models(models, &environments);
+    section(&mut text, "residuals", "Cost model in plots", &plots, &[]);
     text.push_str("</main>\n</body>\n</html>\n");
     text
 }

@@ -366,7 +366,9 @@ fn waiting(rows: &[&Group], title: &str, id: &str) -> String {
 pub fn models(models: &[Fitted], environments: &Environments) -> Vec<String> {
     let mut all = Vec::new();
     for (n, fitted) in models.iter().enumerate() {
-        if fitted.model.residuals.len() < ROWS_MIN {
+        // Rows that are all alike make a dot and no plot.
+        let alike = fitted.model.from == fitted.model.to;
+        if fitted.model.residuals.len() < ROWS_MIN || alike {
             continue;
         }
         let letter = fitted.groups.first().map(|g| environments.letter(g));
