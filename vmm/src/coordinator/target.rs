@@ -24,15 +24,13 @@ pub enum RequestError {
     #[error("timeout_ms is {0}; it must be from 1 to {MAX_TIMEOUT_MS} (a day)")]
     BadTimeout(u64),
     /// The size is not made of whole LMBs.
-    #[error(
-        "{asked} is not a multiple of the LMB size {lmb}; the nearest legal sizes are {nearest}"
-    )]
+    #[error("{asked} is not a multiple of the LMB size {lmb}; the nearest legal {nearest}")]
     NotWholeLmbs {
         /// The size asked for.
         asked: Bytes,
         /// Size of an LMB.
         lmb: Bytes,
-        /// The nearest legal sizes, for people.
+        /// "size is" or "sizes are", and which, for people.
         nearest: String,
     },
     /// Less than boot memory.
@@ -205,9 +203,9 @@ impl Sizes {
         let low = below.clamp(least, most);
         let high = below.saturating_add(1).clamp(least, most);
         let nearest = if low == high {
-            self.bytes(low).to_string()
+            format!("size is {}", self.bytes(low))
         } else {
-            format!("{} and {}", self.bytes(low), self.bytes(high))
+            format!("sizes are {} and {}", self.bytes(low), self.bytes(high))
         };
         Err(RequestError::NotWholeLmbs {
             asked: Bytes::new(bytes),
@@ -329,13 +327,13 @@ mod tests {
         use MemoryAction::{Add, Set};
         let (code, text) = refused(Set, Some(1300 * MIB), None);
         assert_eq!(code, "bad_size");
-        assert!(text.contains("1280 MiB and 1536 MiB"), "{text}");
+        assert!(text.ends_with("sizes are 1280 MiB and 1536 MiB"), "{text}");
         let (_, text) = refused(Set, Some(MIB), None);
-        assert!(text.ends_with("sizes are 1 GiB"), "{text}");
+        assert!(text.ends_with("legal size is 1 GiB"), "{text}");
         let (_, text) = refused(Add, Some(1), None);
-        assert!(text.ends_with("sizes are 256 MiB"), "{text}");
+        assert!(text.ends_with("legal size is 256 MiB"), "{text}");
         let (_, text) = refused(Set, Some(u64::MAX), None);
-        assert!(text.ends_with("sizes are 3 GiB"), "{text}");
+        assert!(text.ends_with("legal size is 3 GiB"), "{text}");
     }
 
     #[test]
