@@ -146,7 +146,10 @@ fn status_of(error: &RequestError) -> u16 {
         | RequestError::NotWholeLmbs { .. }
         | RequestError::BelowBoot { .. }
         | RequestError::AboveMax { .. } => 400,
-        RequestError::NoWindow | RequestError::DriverNotActive | RequestError::Resetting => 409,
+        RequestError::NoWindow
+        | RequestError::DriverNotActive
+        | RequestError::WindowFailed(_)
+        | RequestError::Resetting => 409,
         RequestError::Books(_) => 500,
     }
 }

@@ -414,7 +414,8 @@ impl Coordinator {
         Ok(id)
     }
 
-    /// Whether each window that has something to do has a driver to do it.
+    /// Whether each window that has something to do can do it, and has a driver
+    /// to do it.
     fn check_drivers(&self, shares: &[u64]) -> Result<(), RequestError> {
         for (window, &share) in self.windows.iter().zip(shares) {
             if !has_work(window, share) {
@@ -422,6 +423,9 @@ impl Coordinator {
             }
             if !window.attached() {
                 return Err(RequestError::Resetting);
+            }
+            if let Some(failure) = window.failure() {
+                return Err(RequestError::WindowFailed(failure));
             }
             if !window.driver_active() {
                 return Err(RequestError::DriverNotActive);

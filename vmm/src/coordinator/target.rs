@@ -67,6 +67,9 @@ pub enum RequestError {
          the target stays as it is. Wait until the guest has loaded the driver (virtio_mem) and try again"
     )]
     DriverNotActive,
+    /// A window that would have to change takes no changes any more.
+    #[error("{0}; reset or restart the VM to change its memory again")]
+    WindowFailed(String),
     /// The machine is being built anew after a reset.
     #[error("the VM is being reset; try again when the guest runs")]
     Resetting,
@@ -88,6 +91,7 @@ impl RequestError {
             Self::AboveMax { .. } => "above_max",
             Self::NoWindow => "no_window",
             Self::DriverNotActive => "driver_not_active",
+            Self::WindowFailed(_) => "window_failed",
             Self::Resetting => "resetting",
             Self::Books(_) => "internal",
         }

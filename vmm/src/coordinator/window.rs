@@ -194,10 +194,16 @@ impl Window {
         self.last_answer
     }
 
+    /// Why the window takes no changes until a reset, if so, for people.
+    pub(super) fn failure(&self) -> Option<String> {
+        let failed = self.failed.as_ref()?;
+        Some(format!("window {} takes no changes: {failed}", self.id))
+    }
+
     /// Why the guest may not get on, for people.
     pub(super) fn trouble(&self) -> Option<String> {
-        if let Some(failed) = &self.failed {
-            return Some(format!("window {} takes no changes: {failed}", self.id));
+        if let Some(failure) = self.failure() {
+            return Some(failure);
         }
         if !self.driver_active() {
             return Some("the guest's driver is not active".to_owned());

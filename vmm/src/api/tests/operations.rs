@@ -187,6 +187,19 @@ fn refusals_have_their_status_and_code() {
 }
 
 #[test]
+fn a_window_that_failed_refuses_operations_at_once() {
+    let mut harness = Harness::new();
+    *harness.rig().host.bomb.lock().unwrap() = true;
+    harness.rig().add(1);
+    harness.rig().run();
+    let reply = harness.post(START, r#"{"action":"add","lmbs":1}"#);
+    assert_eq!(
+        (reply.status, reply.code().as_str()),
+        (409, "window_failed")
+    );
+}
+
+#[test]
 fn power_requests_reach_the_machine_after_a_reply() {
     let mut harness = Harness::new();
     assert_eq!(harness.post("/api/v1/vm/reset", "").status, 204);

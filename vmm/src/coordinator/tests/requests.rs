@@ -181,19 +181,26 @@ fn a_window_that_could_not_be_undone_answers_busy_until_a_reset() {
         .unwrap();
     rig.run();
     assert_eq!(rig.guest().busys, 1);
+    let refused = rig.start(crate::protocol::MemoryAction::Add, 8, 500);
+    let error = refused.expect_err("nobody could carry it out");
+    assert_eq!(error.code(), "window_failed");
+    let text = error.to_string();
+    assert!(
+        text.contains("takes no changes") && text.contains("reset"),
+        "{text}"
+    );
     let request = plug(&mut rig, 5, 1);
-    rig.start(crate::protocol::MemoryAction::Add, 8, 500)
-        .unwrap();
-    assert_eq!(ask(&mut rig, request).0, BUSY);
+    assert_eq!(ask(&mut rig, request).0, NACK);
+    let base = rig.guest().address_of(0);
+    let unplug = MemRequest::Unplug {
+        addr: base,
+        nb_blocks: 1,
+    };
+    assert_eq!(ask(&mut rig, unplug).0, BUSY);
     rig.pass_ms(501);
-    assert_eq!(rig.operation(id).state, OperationState::Superseded);
-    let message = rig
-        .coordinator
-        .memory_info()
-        .operation
-        .unwrap()
-        .message
-        .unwrap();
+    let operation = rig.operation(id);
+    assert_eq!(operation.state, OperationState::Incomplete, "still its own");
+    let message = operation.message.unwrap();
     assert!(message.contains("takes no changes"), "{message}");
     assert_eq!(
         rig.coordinator.next_deadline_ns(),
@@ -204,7 +211,10 @@ fn a_window_that_could_not_be_undone_answers_busy_until_a_reset() {
     rig.probe();
     rig.run();
     rig.assert_agreement();
-    assert_eq!(rig.plugged_lmbs(), 9);
+    assert_eq!(rig.plugged_lmbs(), 1);
+    let id = rig.add(1);
+    rig.run();
+    assert_eq!(rig.operation(id).state, OperationState::Done);
 }
 
 #[test]
