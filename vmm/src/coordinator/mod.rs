@@ -24,6 +24,7 @@
 //! [`Coordinator::system_reset`] and [`Coordinator::attach`]) → *attached* →
 //! *detached*. Books, operations and targets live through a reset.
 
+mod loudness;
 mod operation;
 mod report;
 mod retry;

@@ -24,6 +24,7 @@ use lmb_memory::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
+use super::loudness::Loudness;
 use super::operation::OperationLog;
 use super::retry::Reminder;
 use super::worker::{
@@ -62,6 +63,9 @@ struct Machine {
     in_flight: Option<InFlight>,
     slots: u64,
     malformed_seen: u64,
+    active_told: Loudness,
+    gave_up_told: Loudness,
+    undone_told: Loudness,
 }
 
 /// Why an effect was not started.
@@ -122,6 +126,9 @@ impl Window {
             slots: worker.slots_at_start(),
             worker,
             in_flight: None,
+            active_told: Loudness::default(),
+            gave_up_told: Loudness::default(),
+            undone_told: Loudness::default(),
         });
         self.publish();
         Ok(())
@@ -263,17 +270,26 @@ impl Window {
 
     /// Looks at what the driver did. Returns whether requests are left over.
     pub(super) fn serve(&mut self, observer: &mut Observer<'_>) -> bool {
-        let Some(machine) = &self.machine else {
+        let Some(machine) = &mut self.machine else {
             return false;
         };
         let events = machine.device.take_events();
+        let (window, now_ns) = (self.id, observer.clock.now_ns());
         if events.activated {
             self.counts = RequestCounts::default();
             self.reminder.clear();
-            tracing::info!(window = self.id, "the guest's driver is active");
+            if machine.active_told.loud("", now_ns) {
+                tracing::info!(window, "the guest's driver is active");
+            } else {
+                tracing::debug!(window, "the guest's driver is active again");
+            }
         }
         if events.failed || events.needs_reset {
-            tracing::warn!(window = self.id, ?events, "the guest's driver gave up");
+            if machine.gave_up_told.loud("", now_ns) {
+                tracing::warn!(window, ?events, "the guest's driver gave up");
+            } else {
+                tracing::debug!(window, ?events, "the guest's driver gave up again");
+            }
         }
         let mut left = true;
         for _ in 0..REQUESTS_AT_ONCE {
@@ -435,7 +451,7 @@ impl Window {
                 self.answer(ticket, MemResponse::Ack, lmbs, observer);
             }
             Err(EffectError::Undone(trouble)) => {
-                tracing::warn!(window = self.id, %trouble, "a change of memory failed and was undone");
+                self.tell_undone(&trouble, observer);
                 self.last_trouble = Some(trouble);
                 self.reminder.arm(observer.clock.now_ns());
                 self.give_up(ticket, plan, observer);
@@ -444,6 +460,19 @@ impl Window {
                 self.fail(error.to_string());
                 self.give_up(ticket, plan, observer);
             }
+        }
+    }
+
+    fn tell_undone(&mut self, trouble: &str, observer: &Observer<'_>) {
+        let (window, now_ns) = (self.id, observer.clock.now_ns());
+        let told = self
+            .machine
+            .as_mut()
+            .map(|machine| &mut machine.undone_told);
+        if told.is_some_and(|told| told.loud(trouble, now_ns)) {
+            tracing::warn!(window, %trouble, "a change of memory failed and was undone");
+        } else {
+            tracing::debug!(window, %trouble, "a change of memory failed again and was undone");
         }
     }
 
