@@ -15,10 +15,12 @@
 //! (drivers/virtio/virtio_mem.c, `virtio_mem_init`), and a driver may come at
 //! any time. Owner: the coordinator.
 
+mod view;
+
 use std::io;
 use std::sync::Arc;
 
-use lmb_devices::{MemConfig, MemRequest, MemResponse, RangeState, Stamp, Ticket, VirtioMem};
+use lmb_devices::{MemRequest, MemResponse, RangeState, Stamp, Ticket, VirtioMem};
 use lmb_memory::{
     AccessMap, GuestRam, Ledger, LmbCount, LmbRange, LmbSize, Plan, PlanKind, Refusal, WindowLayout,
 };
@@ -30,7 +32,7 @@ use super::retry::Reminder;
 use super::worker::{
     Completion, EffectError, EffectWorker, Job, Progress, WindowEffects, WorkerGone,
 };
-use crate::protocol::{RequestCounts, WindowInfo};
+use crate::protocol::RequestCounts;
 use crate::timeline::Clock;
 
 /// Requests looked at in one go, so that a guest that never stops asking
@@ -146,77 +148,6 @@ impl Window {
         self.last_trouble = None;
         self.last_answer = None;
         self.follow_effect = false;
-    }
-
-    /// What the device's configuration space is to show: the book, and what is
-    /// about to be plugged as if it were. A driver that waits for an answer
-    /// does not look before it has it.
-    pub(super) fn config(&self) -> MemConfig {
-        let view = self.ledger.config();
-        let coming = self
-            .machine
-            .as_ref()
-            .and_then(|machine| machine.in_flight.as_ref())
-            .filter(|in_flight| in_flight.plan.kind() == PlanKind::Plug)
-            .map_or(0, |in_flight| in_flight.plan.lmbs().get());
-        let coming_bytes = coming.saturating_mul(view.block_size);
-        MemConfig {
-            block_size: view.block_size,
-            addr: view.addr,
-            region_size: view.region_size,
-            usable_region_size: view.usable_region_size,
-            plugged_size: view.plugged_size.saturating_add(coming_bytes),
-            requested_size: view.requested_size,
-        }
-    }
-
-    pub(super) fn ledger(&self) -> &Ledger {
-        &self.ledger
-    }
-
-    pub(super) fn attached(&self) -> bool {
-        self.machine.is_some()
-    }
-
-    pub(super) fn driver_active(&self) -> bool {
-        self.machine
-            .as_ref()
-            .is_some_and(|machine| machine.device.driver_active())
-    }
-
-    /// Whether an effect runs.
-    pub(super) fn busy(&self) -> bool {
-        self.machine
-            .as_ref()
-            .is_some_and(|machine| machine.in_flight.is_some())
-    }
-
-    /// Whether the guest has what is requested, and nothing is about to
-    /// change that.
-    pub(super) fn settled(&self) -> bool {
-        self.ledger.plugged_lmbs() == self.ledger.requested_lmbs() && !self.busy()
-    }
-
-    pub(super) fn last_answer(&self) -> Option<Stamp> {
-        self.last_answer
-    }
-
-    /// Why the window takes no changes until a reset, if so, for people.
-    pub(super) fn failure(&self) -> Option<String> {
-        let failed = self.failed.as_ref()?;
-        Some(format!("window {} takes no changes: {failed}", self.id))
-    }
-
-    /// Why the guest may not get on, for people.
-    pub(super) fn trouble(&self) -> Option<String> {
-        if let Some(failure) = self.failure() {
-            return Some(failure);
-        }
-        if !self.driver_active() {
-            return Some("the guest's driver is not active".to_owned());
-        }
-        let trouble = self.last_trouble.as_ref()?;
-        Some(format!("the last change failed on the host: {trouble}"))
     }
 
     /// Changes what is requested and tells the guest. Without a change it is
@@ -560,28 +491,6 @@ impl Window {
         add(&mut self.counts);
         if let Some(record) = observer.log.running_mut() {
             add(&mut record.shown.requests);
-        }
-    }
-
-    /// The window as clients see it.
-    pub(super) fn info(&self) -> WindowInfo {
-        let view = self.ledger.config();
-        WindowInfo {
-            id: self.id,
-            node: self.node,
-            start_address: view.addr,
-            size_bytes: view.region_size,
-            usable_bytes: view.usable_region_size,
-            requested_bytes: view.requested_size,
-            plugged_bytes: view.plugged_size,
-            total_lmbs: self.ledger.total_lmbs().get(),
-            requested_lmbs: self.ledger.requested_lmbs().get(),
-            plugged_lmbs: self.ledger.plugged_lmbs().get(),
-            first_lmb: self.first_lmb,
-            driver_active: self.driver_active(),
-            slots: self.machine.as_ref().map_or(0, |machine| machine.slots),
-            requests: self.counts,
-            error: self.failed.clone(),
         }
     }
 }
