@@ -18,7 +18,7 @@ use std::sync::Arc;
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use lmb_memory::Layout;
-use lmb_memory::{HostRegion, WindowMemory};
+use lmb_memory::{HostMemoryError, HostRegion, WindowMemory};
 use lmb_memory::{LmbIndex, LmbRange};
 
 use crate::coordinator::{EffectError, WindowEffects};
@@ -206,9 +206,11 @@ impl<S: MemorySlots, M: WindowMemory> KvmWindow<S, M> {
     }
 
     fn plug_range(&mut self, range: LmbRange) -> Result<(), EffectError> {
-        self.memory
-            .open(range)
-            .map_err(|error| EffectError::Undone(error.to_string()))?;
+        self.memory.open(range).map_err(|error| match error {
+            // The one error of `open` after which something has changed.
+            HostMemoryError::Lost { .. } => EffectError::Inconsistent(error.to_string()),
+            _ => EffectError::Undone(error.to_string()),
+        })?;
         self.add_to_slots(range).map_err(|error| {
             let undo = self
                 .memory
