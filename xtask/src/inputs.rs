@@ -90,7 +90,7 @@ pub(crate) fn vmlinux(guests: &[Guest]) -> Result<NamedTempFile> {
     let guest = guests.first().context("there is no guest")?;
     let image = KernelImage::open(&guest.kernel.vmlinuz, EntryChoice::Elf)?;
     let file = NamedTempFile::new()?;
-    std::fs::write(file.path(), image.bytes)?;
+    std::fs::write(file.path(), image.into_bytes()?)?;
     Ok(file)
 }
 

@@ -169,6 +169,21 @@ impl KernelImage {
         })
     }
 
+    /// The image itself, for who wants it outside a guest.
+    ///
+    /// # Errors
+    /// When an ELF file cannot be read.
+    pub fn into_bytes(self) -> std::io::Result<Vec<u8>> {
+        match self.content {
+            Content::Elf(bytes) | Content::Bzimage(bytes) => Ok(bytes),
+            Content::ElfFile(mut file) => {
+                let mut bytes = Vec::new();
+                file.read_to_end(&mut bytes)?;
+                Ok(bytes)
+            }
+        }
+    }
+
     /// Bytes of the image, unpacked if it is.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
@@ -394,17 +409,6 @@ mod tests {
         KernelImage::open(file.path(), choice)
     }
 
-    fn bytes_of(image: KernelImage) -> Vec<u8> {
-        match image.content {
-            Content::Elf(bytes) | Content::Bzimage(bytes) => bytes,
-            Content::ElfFile(mut file) => {
-                let mut bytes = Vec::new();
-                file.read_to_end(&mut bytes).unwrap();
-                bytes
-            }
-        }
-    }
-
     fn with_size(mut packed: Vec<u8>, size: usize) -> Vec<u8> {
         packed.extend_from_slice(&u32::try_from(size).unwrap().to_le_bytes());
         packed
@@ -433,7 +437,7 @@ mod tests {
             let image = open(&bzimage(&payload), EntryChoice::Auto).unwrap();
             assert_eq!(image.entry, EntryKind::Elf);
             assert_eq!(image.version.as_deref(), Some("6.1.0-test"));
-            assert_eq!(bytes_of(image), elf);
+            assert_eq!(image.into_bytes().unwrap(), elf);
         }
     }
 
@@ -442,13 +446,16 @@ mod tests {
         let file = bzimage(&lz4(&elf_bytes()));
         let image = open(&file, EntryChoice::Bzimage).unwrap();
         assert_eq!(image.entry, EntryKind::Bzimage);
-        assert_eq!(bytes_of(image), file);
+        assert_eq!(image.into_bytes().unwrap(), file);
     }
 
     #[test]
     fn an_elf_file_is_taken_as_it_is_and_has_no_bzimage_entry() {
         let elf = elf_bytes();
-        assert_eq!(bytes_of(open(&elf, EntryChoice::Elf).unwrap()), elf);
+        assert_eq!(
+            open(&elf, EntryChoice::Elf).unwrap().into_bytes().unwrap(),
+            elf
+        );
         assert!(matches!(
             open(&elf, EntryChoice::Bzimage),
             Err(ImageError::NotBzimage { .. })
@@ -491,7 +498,7 @@ mod tests {
                 }
             }
             if let Ok(image) = open(&file, EntryChoice::Elf) {
-                prop_assert!(bytes_of(image).starts_with(b"\x7fELF"));
+                prop_assert!(image.into_bytes().unwrap().starts_with(b"\x7fELF"));
             }
         }
     }
