@@ -128,7 +128,7 @@ fn pinned(bytes: u64) -> Result<Pins> {
     };
     let mut at = 0;
     while at < bytes {
-        let full = pins.pages % u64::try_from(PIPE_PAGES)? == 0;
+        let full = pins.pages.is_multiple_of(u64::try_from(PIPE_PAGES)?);
         if full {
             pins.pipes.push(new_pipe()?);
         }
