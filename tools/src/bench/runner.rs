@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -24,6 +25,10 @@ pub(super) const LOAD_PROGRAM: &str = "lmb-guest-load";
 const LOAD_SIGN: &str = "load-ready";
 /// How long a load may take to fill its memory.
 const LOAD_LIMIT: Duration = Duration::from_secs(600);
+/// Rest before each thing that is measured. In the virtual host a sleep ends at
+/// a tick, so that each starts at the same distance from the next one, and what
+/// waits for ticks waits equally long each time.
+const REST: Duration = Duration::from_millis(50);
 /// How long a guest may take to load its memory driver.
 const DRIVER_LIMIT: Duration = Duration::from_secs(120);
 
@@ -116,6 +121,7 @@ impl Runner<'_> {
             .tempdir()
             .context("cannot make a temporary directory")?;
         let driver = driver::by_name(&job.config.vmm, &self.work.programs)?;
+        thread::sleep(REST);
         let mut vm = driver.start(&job.config, files, place.path())?;
         let measured = match job.task {
             Task::Boot => self.boot(vm.as_mut(), job),
@@ -248,6 +254,7 @@ struct Steps<'a> {
 impl Steps<'_> {
     /// Runs a step: whether it was complete.
     fn run(&mut self, step: Step) -> Result<bool> {
+        thread::sleep(REST);
         let changed = self
             .vm
             .change(Change {
