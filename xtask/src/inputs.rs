@@ -10,7 +10,8 @@ use lmb_tools::host::detect;
 use lmb_tools::initramfs::FileArgument;
 use lmb_tools::packages::apt::Program;
 use lmb_tools::packages::{
-    self, Cache, DEFAULT_KERNEL_PACKAGE, KernelPackage, Progress, ensure_programs, find_program,
+    self, Cache, DEFAULT_KERNEL_PACKAGE, KernelPackage, Progress, QEMU, ensure_programs,
+    find_program,
 };
 use lmb_vmm::boot::image::{EntryChoice, KernelImage};
 use tempfile::NamedTempFile;
@@ -55,12 +56,17 @@ pub(crate) fn setup() -> Result<bool> {
 }
 
 /// Makes sure that the programs of others are there.
+///
+/// # Errors
+/// Without root, when some are missing: the error names one command for all
+/// of them. With root, when they cannot be installed.
 pub(crate) fn programs(note: &dyn Fn(&str)) -> Result<()> {
-    ensure_programs(&[CURL], note)?;
-    if detect::native_kvm().is_err() {
-        packages::qemu(note)?;
-    }
-    Ok(())
+    ensure_programs(needed(detect::native_kvm().is_ok()), note)
+}
+
+/// The programs that the tests need, with or without a KVM of the machine's.
+fn needed(native_kvm: bool) -> &'static [Program] {
+    if native_kvm { &[CURL] } else { &[CURL, QEMU] }
 }
 
 /// Makes a guest image with the project's agent.
@@ -131,6 +137,13 @@ pub(crate) fn put(source: &Path, dest: &str) -> FileArgument {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_programs_are_asked_for_at_once() {
+        let names = |native| needed(native).iter().map(|p| p.name).collect::<Vec<_>>();
+        assert_eq!(names(false), ["curl", "qemu-system-x86_64"]);
+        assert_eq!(names(true), ["curl"]);
+    }
 
     #[test]
     fn libraries_are_read_from_every_kind_of_line() {
