@@ -1,6 +1,7 @@
 //! A child process' output as it comes: kept whole, searched, and waited for.
 //!
-//! The reader thread owns the pipe; it ends when the other side closes it.
+//! The reader thread owns the pipe; it ends when the other side closes it. It
+//! can be held, as a reader that has stopped reading.
 
 use std::io::Read;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,7 @@ use anyhow::{Result, bail};
 struct Text {
     bytes: Vec<u8>,
     closed: bool,
+    held: bool,
 }
 
 #[derive(Debug, Default)]
@@ -43,6 +45,12 @@ impl Log {
             loop {
                 let count = pipe.read(&mut buffer).unwrap_or(0);
                 let mut text = shared.lock();
+                while text.held {
+                    text = shared
+                        .grown
+                        .wait(text)
+                        .unwrap_or_else(PoisonError::into_inner);
+                }
                 text.bytes
                     .extend_from_slice(buffer.get(..count).unwrap_or_default());
                 text.closed = count == 0;
@@ -53,6 +61,13 @@ impl Log {
             }
         });
         log
+    }
+
+    /// Holds the reader after what it is reading, at most a few KiB, or lets
+    /// it go on.
+    pub(crate) fn hold(&self, held: bool) {
+        self.shared.lock().held = held;
+        self.shared.grown.notify_all();
     }
 
     /// How much there is.
@@ -117,5 +132,30 @@ impl Log {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn a_held_reader_leaves_the_pipe_full_until_it_is_released() {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let log = Log::of(reader);
+        writer.write_all(b"first\n").unwrap();
+        log.find("first", 0, LIMIT).unwrap();
+        log.hold(true);
+        // More than a pipe holds: it can be written only when it is read.
+        let thread = thread::spawn(move || writer.write_all(&[b'x'; 1 << 20]).unwrap());
+        assert!(log.find("x", 0, Duration::from_millis(50)).is_err());
+        assert!(!thread.is_finished());
+        log.hold(false);
+        thread.join().unwrap();
+        assert_eq!(log.whole(LIMIT).unwrap().len(), 6 + (1 << 20));
     }
 }

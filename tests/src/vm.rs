@@ -339,6 +339,23 @@ impl GuestVm {
         self.read_to = self.serial.len();
     }
 
+    /// Leaves the guest's console unread from here to the VMM's end, as a
+    /// reader that is stuck.
+    pub fn stop_reading(&self) {
+        self.serial.hold(true);
+    }
+
+    /// Sends the VMM SIGTERM.
+    ///
+    /// # Errors
+    /// When there is no process to send it to.
+    pub fn terminate(&self) -> Result<()> {
+        let command = format!("kill -TERM {}", self.pid());
+        let status = Command::new("sh").args(["-c", &command]).status()?;
+        ensure!(status.success(), "{command}: {status}");
+        Ok(())
+    }
+
     /// Waits for the VMM to end.
     ///
     /// # Errors
@@ -346,6 +363,7 @@ impl GuestVm {
     pub fn await_exit(&mut self) -> Result<ExitStatus> {
         let child = &mut self.child;
         let status = wait::until("the VMM's end", wait::SHORT, || Ok(child.try_wait()?))?;
+        self.serial.hold(false);
         self.serial.whole(wait::SHORT)?;
         self.stderr.whole(wait::SHORT)?;
         Ok(status)
@@ -376,6 +394,7 @@ impl Drop for GuestVm {
         let early = self.child.try_wait().ok().flatten();
         let _ = self.child.kill();
         let _ = self.child.wait();
+        self.serial.hold(false);
         let mut logs = self.logs();
         if let Some(status) = early {
             let how = match status.signal() {
