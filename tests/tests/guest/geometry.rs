@@ -24,9 +24,9 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("geometry::guest_block_of_256_mib_6_12", 6, guest_block_6_12),
     Case::new("geometry::lmb_of_4_gib", 15, lmb_of_4_gib),
     Case::new(
-        "geometry::a_large_window_costs_little",
-        15,
-        a_large_window_costs_little,
+        "geometry::a_window_of_64_tib_costs_little",
+        20,
+        a_window_of_64_tib_costs_little,
     ),
     nothing(
         "geometry::dry_run_lists_the_layout",
@@ -122,11 +122,14 @@ fn lmb_of_4_gib() -> Result<()> {
     Ok(())
 }
 
-fn a_large_window_costs_little() -> Result<()> {
+fn a_window_of_64_tib_costs_little() -> Result<()> {
+    const LMBS: u64 = 524_288;
+    let window_mib = LMBS * 128;
     let spec = GuestSpec::new(Kernel::V6_1).lmb_size("128M");
     let small = spec.boot()?.own_pss_bytes()?;
-    // The guest leaves the driver out: what the VMM alone does is measured.
-    let vm = spec.max_memory("32T").append("lmb.modules=off").boot()?;
+    let mut vm = spec
+        .max_memory(&format!("{}M", window_mib + 256))
+        .boot_with_driver()?;
     let large = vm.own_pss_bytes()?;
     let boot = vm.client().vm()?.boot;
     let entry = boot.first_entry_ns.context("no entry")?;
@@ -135,13 +138,23 @@ fn a_large_window_costs_little() -> Result<()> {
         large < small + 2 * MIB,
         "{small} bytes without the window, {large} with it"
     );
-    let memory = vm.memory()?;
-    assert_eq!(
-        memory.boot_lmbs + memory.windows[0].total_lmbs,
-        (32 << 20) / 128
-    );
     // Unpacking the kernel dominates; the books must not show beside it.
     ensure!(entry < kernel + 1_000_000_000, "{boot:?}");
+    let memory = vm.memory()?;
+    assert_eq!(memory.max_bytes, (window_mib + 256) * MIB);
+    assert_eq!(memory.windows[0].total_lmbs, LMBS);
+    assert_eq!(memory.windows[0].size_bytes, window_mib * MIB);
+    assert_eq!(memory.windows[0].plugged_lmbs, 0);
+    let before = vm.mem_total_bytes()?;
+    let add = vm.change_ok(MemoryAction::Add, 128 * MIB)?;
+    assert_eq!(add.requests.blocks, 1, "{add:#?}");
+    assert_eq!(vm.mem_total_bytes()?, before + 128 * MIB);
+    let plugged = vm.own_pss_bytes()?;
+    ensure!(
+        plugged < small + 2 * MIB,
+        "{small} bytes without the window, {plugged} with an LMB of it"
+    );
+    vm.change_ok(MemoryAction::Remove, 128 * MIB)?;
     Ok(())
 }
 
