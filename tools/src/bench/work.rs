@@ -60,10 +60,6 @@ pub struct Programs {
     pub qemu: Option<PathBuf>,
     /// Where QEMU's firmware lies, if not where QEMU looks for it.
     pub qemu_firmware: Option<PathBuf>,
-    /// firecracker.
-    pub firecracker: Option<PathBuf>,
-    /// cloud-hypervisor.
-    pub cloud_hypervisor: Option<PathBuf>,
 }
 
 /// A list of jobs with all that they share.
