@@ -6,13 +6,15 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use lmb_tests::{GuestVm, MIB};
+use lmb_tests::{GuestSpec, GuestVm, Kernel, MIB};
 use serde_json::Value;
 
 use crate::cases::Case;
 use crate::shared::{self, Standing};
 
 const STOCK: Standing = Standing::Stock61;
+const OPERATIONS: &str = "/memory/operations";
+const ADD_ONE: &str = r#"{"action":"add","lmbs":1,"wait":true}"#;
 
 pub(crate) const CASES: &[Case] = &[
     Case::on(STOCK, "api::socket_has_mode_0600", 1, socket_has_mode_0600),
@@ -59,6 +61,11 @@ pub(crate) const CASES: &[Case] = &[
         careless_clients_harm_nobody,
     ),
     Case::on(STOCK, "api::many_clients_at_once", 3, many_clients_at_once),
+    Case::new(
+        "api::power_off_behind_a_held_reply",
+        5,
+        power_off_behind_a_held_reply,
+    ),
 ];
 
 fn socket_has_mode_0600() -> Result<()> {
@@ -287,6 +294,14 @@ fn raw(vm: &GuestVm, bytes: &[u8], read: bool) -> Result<String> {
     Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
+/// A whole POST.
+fn post(path: &str, body: &str) -> String {
+    format!(
+        "POST /api/v1{path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
 fn careless_clients_harm_nobody() -> Result<()> {
     shared::with(STOCK, |vm| {
         // Some send half a request and stay.
@@ -325,12 +340,7 @@ fn careless_clients_harm_nobody() -> Result<()> {
         )?;
         assert!(answer.starts_with("HTTP/1.1 4"), "{answer}");
         // A client that goes while its operation runs does not stop it.
-        let body = br#"{"action":"add","lmbs":1,"wait":true}"#;
-        let head = format!(
-            "POST /api/v1/memory/operations HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n",
-            body.len()
-        );
-        raw(vm, &[head.as_bytes(), body].concat(), false)?;
+        raw(vm, post(OPERATIONS, ADD_ONE).as_bytes(), false)?;
         lmb_tests::wait::until("the abandoned operation", lmb_tests::wait::SHORT, || {
             Ok((vm.memory()?.total_bytes == 384 * MIB).then_some(()))
         })?;
@@ -361,4 +371,28 @@ fn many_clients_at_once() -> Result<()> {
         }
         Ok(())
     })
+}
+
+fn power_off_behind_a_held_reply() -> Result<()> {
+    // Both requests at once, which curl does not do: the second is read when
+    // the first one's reply, which the guest makes due, is written.
+    let mut vm = GuestSpec::new(Kernel::V6_1)
+        .lmb_size("128M")
+        .max_memory("512M")
+        .boot_with_driver()?;
+    let mut stream = UnixStream::connect(vm.socket())?;
+    stream.set_read_timeout(Some(lmb_tests::wait::CHANGE))?;
+    let both = post(OPERATIONS, ADD_ONE) + &post("/vm/power-off", "");
+    stream.write_all(both.as_bytes())?;
+    let mut answers = String::new();
+    stream.read_to_string(&mut answers)?;
+    let status = vm.await_exit()?;
+    assert!(status.success(), "{status}: {answers}");
+    let ok: Vec<_> = answers
+        .match_indices("HTTP/1.1 2")
+        .map(|(at, _)| at)
+        .collect();
+    assert_eq!(ok.len(), 2, "{answers}");
+    assert!(answers[..ok[1]].contains(r#""state":"done""#), "{answers}");
+    Ok(())
 }

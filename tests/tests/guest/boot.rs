@@ -49,7 +49,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("boot::serial_to_a_file", 2, serial_to_a_file),
     Case::new(
         "boot::a_stuck_reader_stops_nothing",
-        30,
+        45,
         a_stuck_reader_stops_nothing,
     ),
     Case::new(

@@ -66,7 +66,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("mem::slots_come_and_go", 10, slots_come_and_go),
     Case::new(
         "mem::hundreds_of_blocks_by_events",
-        60,
+        20,
         hundreds_of_blocks_by_events,
     ),
     Case::new(

@@ -31,7 +31,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("removal::prefault_populates", 15, prefault_populates),
     Case::new(
         "removal::rounds_leave_nothing_behind",
-        60,
+        120,
         rounds_leave_nothing_behind,
     ),
 ];
