@@ -8,6 +8,11 @@
 //!   interrupt pending, and delivers it twice when its loop is left before the
 //!   guest's next exit. A timer within microseconds of an injection does that;
 //!   on the 4 ms tick there is none.
+//! - `highres=off nohz=off` by the wall clock: QEMU's SVM helpers change the
+//!   set of pending interrupts in the CPU's thread while the main loop adds the
+//!   APIC's to it, and one of them can get lost. A one-shot timer then never
+//!   comes, and a host whose guest spins stands for good; the next of a
+//!   periodic tick makes up for it.
 //! - `tsc=reliable clocksource=tsc`: without it the kernel may fall back to
 //!   the HPET, whose every read is an exit.
 
@@ -206,9 +211,10 @@ fn nodes(run: &HostRun, list: &mut Arguments) {
 fn command_line(run: &HostRun) -> String {
     let mut text =
         "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable clocksource=tsc".to_owned();
-    if run.clock == Clock::Instructions {
-        text.push_str(" highres=off");
-    }
+    text.push_str(match run.clock {
+        Clock::Instructions => " highres=off",
+        Clock::Wall => " highres=off nohz=off",
+    });
     for (size, count) in [("1G", run.hugepages_1g), ("2M", run.hugepages_2m)] {
         if count > 0 {
             let _ = write!(text, " hugepagesz={size} hugepages={count}");

@@ -55,11 +55,11 @@ fn the_defaults_are_taken() {
         "-kernel /k/vmlinuz",
         "-initrd /w/initramfs",
         "-no-reboot",
-        "tsc=reliable clocksource=tsc",
+        "tsc=reliable clocksource=tsc highres=off nohz=off",
     ] {
         assert!(text.contains(part), "{part} is missing in {text}");
     }
-    for part in ["-icount", "highres", "-numa", "hugepages"] {
+    for part in ["-icount", "-numa", "hugepages"] {
         assert!(!text.contains(part), "{part} is in {text}");
     }
 }
@@ -99,6 +99,7 @@ fn the_instruction_clock_brings_its_remedies() {
     assert!(text.contains("-icount shift=0,sleep=off"));
     assert!(text.contains("thread=single"));
     assert!(text.contains("highres=off"));
+    assert!(!text.contains("nohz"));
 }
 
 #[test]
