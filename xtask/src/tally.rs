@@ -32,12 +32,19 @@ impl Tally {
         }
     }
 
-    /// Takes in a line of `cargo test` or `cargo nextest run`, if it sums up.
-    pub(crate) fn summary_line(&mut self, line: &str) {
-        let line = line.trim();
+    /// Takes in a line of `cargo test` or `cargo nextest run`, if it sums up or
+    /// names a test that failed. A failed test's own output, which nextest
+    /// shows indented, may look like the former's.
+    pub(crate) fn line(&mut self, line: &str) {
+        if let Some(name) = failed_test(line)
+            && !self.failures.iter().any(|known| known == name)
+        {
+            self.failures.push(name.to_owned());
+        }
         let counts = if let Some(counts) = line.strip_prefix("test result: ") {
             counts
         } else if let Some((_, counts)) = line
+            .trim_start()
             .strip_prefix("Summary [")
             .and_then(|rest| rest.split_once("run: "))
         {
@@ -55,6 +62,25 @@ impl Tally {
         self.failed += count("failed") + count("timed out");
         self.skipped += count("ignored") + count("skipped");
     }
+}
+
+/// The test that `line` says has failed.
+fn failed_test(line: &str) -> Option<&str> {
+    if let Some(rest) = line.strip_prefix("test ") {
+        return rest.strip_suffix(" ... FAILED").map(str::trim);
+    }
+    // FAIL [   0.155s] (110/587) package::binary name, and the same without
+    // the number in its list at the end.
+    let rest = line.trim_start();
+    let rest = ["FAIL [", "TIMEOUT ["]
+        .iter()
+        .find_map(|word| rest.strip_prefix(word))?;
+    let (_, name) = rest.split_once("] ")?;
+    let name = match name.trim_start().strip_prefix('(') {
+        Some(numbered) => numbered.split_once(") ")?.1,
+        None => name,
+    };
+    Some(name.trim())
 }
 
 impl fmt::Display for Tally {
@@ -124,17 +150,42 @@ mod tests {
     #[test]
     fn sums_of_both_programs_are_read() {
         let mut tally = Tally::default();
-        tally.summary_line(
+        tally.line(
             "test result: FAILED. 5 passed; 2 failed; 1 ignored; 0 measured; 3 filtered out; \
              finished in 0.17s",
         );
-        tally.summary_line(
+        tally.line(
             "     Summary [   1.203s] 312 tests run: 310 passed (1 slow), 1 failed, 1 timed out, \
              4 skipped",
         );
-        tally.summary_line("     Summary [   0.203s] 1 test run: 1 passed, 0 skipped");
-        tally.summary_line("test boot::elf ... 5 passed");
+        tally.line("     Summary [   0.203s] 1 test run: 1 passed, 0 skipped");
+        tally.line("test boot::elf ... 5 passed");
+        // What a failed test printed.
+        tally.line("    test result: FAILED. 0 passed; 1 failed; 0 ignored");
         assert_eq!(tally.to_string(), "316 passed, 4 failed, 5 skipped");
+        assert_eq!(tally.failures, [""; 0]);
+    }
+
+    #[test]
+    fn failed_tests_of_both_programs_are_named_once() {
+        let mut tally = Tally::default();
+        for line in [
+            "        FAIL [   0.155s] (110/587) lmb-memory::huge_pages 1G::short",
+            "    test 1G::short ... FAILED",
+            "        FAIL [   0.155s] (110/587) lmb-memory::huge_pages 1G::short",
+            "     TIMEOUT [  60.155s] lmb-vmm api::tests::slow",
+            "        PASS [   0.007s] ( 29/587) lmb-devices mem::fine",
+            "test units::tests::odd ... FAILED",
+            "test units::tests::even ... ok",
+        ] {
+            tally.line(line);
+        }
+        let names = [
+            "lmb-memory::huge_pages 1G::short",
+            "lmb-vmm api::tests::slow",
+            "units::tests::odd",
+        ];
+        assert_eq!(tally.failures, names);
     }
 
     #[test]
