@@ -44,6 +44,10 @@ pub(super) fn run(work: &Work, report: &mut dyn FnMut(Message) -> Result<()>) ->
         host: this_host(work),
         facts: work.facts.iter().cloned().collect(),
     };
+    if let Some(first) = work.jobs.first().filter(|job| needs_throw_away(work, job)) {
+        // What fails here fails again, and is told then.
+        drop(runner.job(first));
+    }
     for (number, job) in work.jobs.iter().enumerate() {
         report(Message::Begins { job: number })?;
         report(match runner.job(job) {
@@ -58,6 +62,13 @@ pub(super) fn run(work: &Work, report: &mut dyn FnMut(Message) -> Result<()>) ->
         })?;
     }
     Ok(())
+}
+
+/// Whether the first guest in this host is run once for nothing: the first one
+/// pays for what the host does once only. A warm-up does that by itself; a
+/// sweep without, or one that goes on in a new virtual host, needs it.
+fn needs_throw_away(work: &Work, first: &Job) -> bool {
+    !work.native && !first.warm_up
 }
 
 /// In the virtual host, which is ours alone: addresses are not randomised, so
@@ -287,6 +298,35 @@ impl Steps<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_virtual_host_never_starts_with_a_measured_guest() {
+        let mut job = Job {
+            config: crate::bench::testing::config(),
+            guest: 0,
+            task: Task::Boot,
+            round: 0,
+            warm_up: false,
+            position: 0,
+        };
+        let mut work = Work {
+            sweep: String::new(),
+            revision: String::new(),
+            native: false,
+            clock: super::super::sample::Clock::Instructions,
+            programs: super::super::work::Programs::default(),
+            guests: Vec::new(),
+            jobs: Vec::new(),
+            facts: Vec::new(),
+            boot_timeout_ms: 1,
+        };
+        assert!(needs_throw_away(&work, &job));
+        job.warm_up = true;
+        assert!(!needs_throw_away(&work, &job));
+        work.native = true;
+        job.warm_up = false;
+        assert!(!needs_throw_away(&work, &job));
+    }
 
     #[test]
     fn fields_of_meminfo() {
