@@ -199,15 +199,22 @@ impl Mapping {
         // Linux unmaps what is there before it asks the pool, and older ones
         // leave a hole when that refuses. So the pool is asked elsewhere first.
         let taken = map(0, len, prot, flags, None)?;
-        let placed = if moves_huge_pages() {
-            relocate(taken, address, len).inspect_err(|_| {
+        if moves_huge_pages() {
+            let Err(error) = relocate(taken, address, len) else {
+                return Ok(());
+            };
+            // Linux 6.18 refuses some moves of 1 GiB pages with ENOMEM while
+            // the pool has them; they can be mapped in place all the same.
+            let undone = self.fill_hole(address, len, error);
+            if matches!(undone, PoolFailure::Lost(_)) {
                 let _ = unmap(taken, len);
-            })
-        } else {
-            unmap(taken, len)?;
-            map(address, len, prot, flags | libc::MAP_FIXED, None).map(drop)
-        };
-        placed.map_err(|error| self.fill_hole(address, len, error))
+                return Err(undone);
+            }
+        }
+        unmap(taken, len)?;
+        map(address, len, prot, flags | libc::MAP_FIXED, None)
+            .map(drop)
+            .map_err(|error| self.fill_hole(address, len, error))
     }
 
     /// After a call that should have replaced mappings within this one failed:
