@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use comfy_table::{CellAlignment, Table, presets};
 use lmb_vmm::protocol::{
-    BootTimeline, MemoryAction, MemoryInfo, Operation, OperationState, OperationTimeline,
-    RequestCounts, VmInfo, VmState,
+    BootTimeline, EntryKind, MemoryAction, MemoryInfo, Operation, OperationState,
+    OperationTimeline, RequestCounts, VmInfo, VmState,
 };
 
 use crate::units::{format_lmbs, format_ms, format_size};
@@ -133,6 +133,15 @@ pub fn operations(all: &[Operation]) -> String {
     text
 }
 
+/// A kernel's entry, for people.
+#[must_use]
+pub fn entry_name(entry: EntryKind) -> &'static str {
+    match entry {
+        EntryKind::Elf => "ELF (PVH)",
+        EntryKind::Bzimage => "bzImage (64-bit)",
+    }
+}
+
 /// `lmb vm show`.
 #[must_use]
 pub fn vm(info: &VmInfo) -> String {
@@ -140,10 +149,7 @@ pub fn vm(info: &VmInfo) -> String {
     let mut text = String::new();
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
-    let entry = match kernel.entry {
-        lmb_vmm::protocol::EntryKind::Elf => "ELF (PVH)",
-        lmb_vmm::protocol::EntryKind::Bzimage => "bzImage (64-bit)",
-    };
+    let entry = entry_name(kernel.entry);
     let kaslr = if kernel.kaslr { "on" } else { "off" };
     for (name, value) in [
         ("state", vm_state(info.state).to_owned()),

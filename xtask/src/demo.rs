@@ -9,6 +9,7 @@ use clap::Args;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use lmb_tools::host::{HostRun, detect};
+use lmb_tools::output::entry_name;
 use lmb_tools::packages::{self, Cache, DEFAULT_KERNEL_PACKAGE, KernelPackage, Progress};
 use lmb_tools::units::{format_ms, format_size};
 use lmb_vmm::protocol::{MemoryInfo, Operation, VmInfo};
@@ -169,10 +170,10 @@ fn tables(report: &Report, kernel: &KernelPackage) -> String {
         (
             "guest kernel",
             format!(
-                "{} {}, entered as {:?}",
+                "{} {}, entry {}",
                 kernel.version,
                 kernel.package_version.as_deref().unwrap_or(""),
-                vm.kernel.entry
+                entry_name(vm.kernel.entry)
             ),
         ),
         ("guest command line", vm.kernel.cmdline.clone()),
