@@ -237,6 +237,26 @@ impl<S: MemorySlots, M: WindowMemory> KvmWindow<S, M> {
             after_undo(EffectError::Undone(error.to_string()), undo)
         })
     }
+
+    /// Does `effect` on every run; when one fails, does `undo` on those before
+    /// it.
+    fn all_or_none(
+        &mut self,
+        runs: &[LmbRange],
+        effect: fn(&mut Self, LmbRange) -> Result<(), EffectError>,
+        undo: fn(&mut Self, LmbRange) -> Result<(), EffectError>,
+    ) -> Result<(), EffectError> {
+        for (done, &run) in runs.iter().enumerate() {
+            if let Err(error) = effect(self, run) {
+                let undone = runs[..done]
+                    .iter()
+                    .try_for_each(|&run| undo(self, run))
+                    .map_err(|undo| undo.to_string());
+                return Err(after_undo(error, undone));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The error of an effect after the rest of it was undone too. What was left
@@ -255,31 +275,13 @@ fn slot_failure(what: &str, slot: usize, error: std::io::Error) -> String {
 
 impl<S: MemorySlots, M: WindowMemory> WindowEffects for KvmWindow<S, M> {
     fn plug(&mut self, runs: &[LmbRange]) -> Result<(), EffectError> {
-        for (done, &run) in runs.iter().enumerate() {
-            if let Err(error) = self.plug_range(run) {
-                let undo = runs[..done]
-                    .iter()
-                    .try_for_each(|&run| self.unplug_range(run))
-                    .map_err(|undo| undo.to_string());
-                return Err(after_undo(error, undo));
-            }
-        }
-        Ok(())
+        self.all_or_none(runs, Self::plug_range, Self::unplug_range)
     }
 
     /// When a later run fails, the earlier ones are given again, empty: the
     /// guest keeps the whole range, whose contents it no longer relies on.
     fn unplug(&mut self, runs: &[LmbRange]) -> Result<(), EffectError> {
-        for (done, &run) in runs.iter().enumerate() {
-            if let Err(error) = self.unplug_range(run) {
-                let undo = runs[..done]
-                    .iter()
-                    .try_for_each(|&run| self.plug_range(run))
-                    .map_err(|undo| undo.to_string());
-                return Err(after_undo(error, undo));
-            }
-        }
-        Ok(())
+        self.all_or_none(runs, Self::unplug_range, Self::plug_range)
     }
 
     fn slots_in_use(&self) -> u64 {
