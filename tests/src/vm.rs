@@ -216,6 +216,7 @@ impl GuestVm {
             timeout_ms: u64::try_from(wait::CHANGE.as_millis()).unwrap_or(u64::MAX),
             wait: true,
             wait_usable: true,
+            ..MemoryRequest::new(action)
         })?;
         Ok(operation)
     }
@@ -242,6 +243,7 @@ impl GuestVm {
             timeout_ms: u64::try_from(wait::CHANGE.as_millis()).unwrap_or(u64::MAX),
             wait: false,
             wait_usable: false,
+            ..MemoryRequest::new(action)
         })?;
         Ok(operation)
     }

@@ -180,6 +180,7 @@ impl ChangeArgs {
             timeout_ms: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
             wait: !self.no_wait,
             wait_usable: self.wait_usable,
+            ..MemoryRequest::new(action)
         }
     }
 

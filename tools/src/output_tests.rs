@@ -34,12 +34,14 @@ pub(crate) fn sample_operation() -> Operation {
             ack: 4,
             ..RequestCounts::default()
         },
+        changes: Vec::new(),
         message: None,
     }
 }
 
 fn sample_memory() -> MemoryInfo {
     MemoryInfo {
+        hotplug: lmb_vmm::protocol::Hotplug::VirtioMem,
         lmb_size_bytes: 256 * MIB,
         guest_block_size_bytes: 256 * MIB,
         slot_size_bytes: GIB,
@@ -63,6 +65,7 @@ fn sample_memory() -> MemoryInfo {
             driver_active: true,
             slots: 1,
             requests: RequestCounts::default(),
+            acpi: None,
             error: None,
         }],
         operation: Some(Operation {

@@ -35,6 +35,31 @@ pub enum EntryKind {
     Bzimage,
 }
 
+/// By what means the guest's memory is changed while it runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Hotplug {
+    /// A virtio-mem device: the guest's driver takes and returns ranges of
+    /// its own choice.
+    #[default]
+    #[serde(rename = "virtio-mem")]
+    VirtioMem,
+    /// An ACPI memory device for each LMB: the VMM names the LMB that comes
+    /// or goes.
+    #[serde(rename = "acpi")]
+    Acpi,
+}
+
+impl Hotplug {
+    /// Its name in options, replies and results.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::VirtioMem => "virtio-mem",
+            Self::Acpi => "acpi",
+        }
+    }
+}
+
 /// The kernel a VM runs, as `GET /api/v1/vm` reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelInfo {
@@ -117,7 +142,8 @@ pub struct VmInfo {
     pub vcpu_exits: u64,
 }
 
-/// One hotplug window (one virtio-mem device).
+/// One hotplug window: a virtio-mem device, or an ACPI memory device for each
+/// of its LMBs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowInfo {
     /// Number of the window, from 0.
@@ -142,12 +168,17 @@ pub struct WindowInfo {
     pub plugged_lmbs: u64,
     /// Index of the window's first LMB in the VM (boot LMBs come first).
     pub first_lmb: u64,
-    /// Whether a guest driver is active (DRIVER_OK).
+    /// Whether the guest would act on a request: its virtio-mem driver is
+    /// active (DRIVER_OK), or its ACPI event device has looked for events.
     pub driver_active: bool,
     /// KVM memory slots in use by the window.
     pub slots: u64,
     /// Requests the driver has made since its start, by their answers.
     pub requests: RequestCounts,
+    /// What went to and fro by ACPI since the guest's start, if the window's
+    /// LMBs are ACPI devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acpi: Option<AcpiCounts>,
     /// Why the window takes no further change until a reset, if it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -178,9 +209,141 @@ pub struct RequestCounts {
     pub error: u64,
 }
 
+/// Counts of what VMM and guest said to each other by ACPI.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcpiCounts {
+    /// LMBs that the guest was asked to add (device check).
+    pub add_requests: u64,
+    /// LMBs that the guest was asked to give back (eject request).
+    pub eject_requests: u64,
+    /// LMBs that the guest said it added (_OST success).
+    pub added: u64,
+    /// LMBs that the guest gave back (_EJ0).
+    pub ejected: u64,
+    /// Of these, LMBs that nobody had asked for.
+    pub ejected_unasked: u64,
+    /// Requests that the guest said it could not fulfil (_OST failure).
+    pub refused: u64,
+}
+
+/// Consecutive LMBs, by their index in the VM: boot LMBs come first, then
+/// those of each window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LmbSpan {
+    /// Index of the first.
+    pub first: u64,
+    /// How many, at least 1.
+    pub count: u64,
+}
+
+/// What became of an LMB in an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LmbOutcome {
+    /// The guest has been asked and has not answered yet.
+    Pending,
+    /// The guest added it.
+    Added,
+    /// The guest gave it back and the host has its memory again.
+    Removed,
+    /// The guest said that it could not; it is as it was before.
+    Refused,
+    /// It was removed and added again, since all or nothing was asked for.
+    Restored,
+}
+
+/// LMBs that fared alike in an operation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LmbChange {
+    /// Index of the first.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+    /// What became of them.
+    pub outcome: LmbOutcome,
+    /// Why, where the guest refused: the words of its _OST status.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// How an LMB stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LmbState {
+    /// Boot memory: always there.
+    Boot,
+    /// Not there.
+    Unplugged,
+    /// There, and the guest has been asked to add it.
+    Adding,
+    /// There.
+    Plugged,
+    /// There, and the guest has been asked to give it back.
+    Removing,
+    /// Given back by the guest; the host takes its memory back.
+    Leaving,
+}
+
+/// The last request about an LMB that the guest could not fulfil.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LmbFailure {
+    /// `add` or `remove`.
+    pub action: MemoryAction,
+    /// The guest's _OST status.
+    pub ost_status: u8,
+    /// The same in words.
+    pub reason: String,
+    /// When, on CLOCK_MONOTONIC.
+    pub at_ns: u64,
+}
+
+/// Consecutive LMBs that stand alike.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LmbRun {
+    /// Index of the first.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+    /// How they stand.
+    pub state: LmbState,
+    /// Guest NUMA node.
+    pub node: u32,
+    /// Guest-physical ranges: one, but for a boot LMB of several pieces.
+    pub ranges: Vec<AddressRange>,
+    /// Whether the guest has them, as far as it has said so: by ACPI it tells
+    /// of each LMB, by virtio-mem of none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_has: Option<bool>,
+    /// The last failure, for runs of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<LmbFailure>,
+}
+
+/// A guest-physical range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddressRange {
+    /// First address.
+    pub start_address: u64,
+    /// Length.
+    pub size_bytes: u64,
+}
+
+/// Reply of `GET /api/v1/memory/lmbs`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LmbList {
+    /// Size of an LMB.
+    pub lmb_size_bytes: u64,
+    /// All LMBs of the VM, ascending.
+    pub lmbs: Vec<LmbRun>,
+}
+
 /// Reply of `GET /api/v1/memory`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryInfo {
+    /// By what means memory is changed.
+    #[serde(default)]
+    pub hotplug: Hotplug,
     /// Size of an LMB.
     pub lmb_size_bytes: u64,
     /// Memory block size that the layout gives the guest's Linux.
@@ -215,8 +378,8 @@ pub enum MemoryAction {
     Remove,
 }
 
-/// Body of `POST /api/v1/memory/operations`. Exactly one of `size_bytes` and
-/// `lmbs` is given.
+/// Body of `POST /api/v1/memory/operations`. Exactly one of `size_bytes`,
+/// `lmbs` and `indices` is given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryRequest {
@@ -228,6 +391,14 @@ pub struct MemoryRequest {
     /// The amount in LMBs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lmbs: Option<u64>,
+    /// The LMBs themselves, for `add` and `remove` where each LMB is an ACPI
+    /// device. None may be named twice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub indices: Option<Vec<LmbSpan>>,
+    /// For `remove` with ACPI: if not all can be removed, those that were are
+    /// added again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub all_or_nothing: bool,
     /// Milliseconds from acceptance after which the operation ends as
     /// incomplete, 1 to 86,400,000. Default 60,000.
     #[serde(default = "default_timeout_ms")]
@@ -241,6 +412,24 @@ pub struct MemoryRequest {
     /// guest agent.
     #[serde(default)]
     pub wait_usable: bool,
+}
+
+impl MemoryRequest {
+    /// A request without an amount, with the default deadline, whose reply
+    /// comes at once; to be completed.
+    #[must_use]
+    pub const fn new(action: MemoryAction) -> Self {
+        Self {
+            action,
+            size_bytes: None,
+            lmbs: None,
+            indices: None,
+            all_or_nothing: false,
+            timeout_ms: DEFAULT_TIMEOUT_MS,
+            wait: false,
+            wait_usable: false,
+        }
+    }
 }
 
 /// Deadline of an operation when the client names none, milliseconds.
@@ -291,7 +480,11 @@ pub struct Operation {
     pub timeline: OperationTimeline,
     /// Requests of the guest while it ran.
     pub requests: RequestCounts,
-    /// One sentence for people when the state is not `done`.
+    /// What became of each LMB, ascending, where each is an ACPI device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<LmbChange>,
+    /// One sentence for people when the state is not `done`, and while it runs
+    /// if it waits for something.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }

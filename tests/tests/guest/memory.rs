@@ -164,6 +164,7 @@ fn lmbs(action: MemoryAction, lmbs: u64) -> MemoryRequest {
         timeout_ms: 60_000,
         wait: true,
         wait_usable: true,
+        ..MemoryRequest::new(action)
     }
 }
 

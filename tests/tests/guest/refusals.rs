@@ -62,6 +62,7 @@ fn too_much(vm: &GuestVm, timeout_ms: u64, wait: bool) -> Result<Operation> {
         timeout_ms,
         wait,
         wait_usable: false,
+        ..MemoryRequest::new(MemoryAction::Set)
     })?)
 }
 

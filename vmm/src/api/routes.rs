@@ -289,6 +289,7 @@ mod tests {
             timeout_ms: 60_000,
             wait: true,
             wait_usable: false,
+            ..MemoryRequest::new(MemoryAction::Add)
         };
         let body = r#"{"action":"add","lmbs":4,"wait":true}"#;
         let cases = [

@@ -367,6 +367,7 @@ impl Coordinator {
             timeout_ms: DEFAULT_TIMEOUT_MS,
             wait: false,
             wait_usable: false,
+            ..MemoryRequest::new(MemoryAction::Set)
         };
         let wanted_lmbs = self.sizes().wanted_lmbs(&request)?;
         let limits: Vec<(u64, u64)> = self.windows.iter().map(window_limits).collect();

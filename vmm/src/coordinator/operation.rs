@@ -119,6 +119,7 @@ impl OperationLog {
                 ..OperationTimeline::default()
             },
             requests: RequestCounts::default(),
+            changes: Vec::new(),
             message: None,
         };
         let timeout_ns = request.timeout_ms.saturating_mul(1_000_000);
@@ -234,6 +235,7 @@ mod tests {
             timeout_ms: 5,
             wait: false,
             wait_usable: false,
+            ..MemoryRequest::new(MemoryAction::Add)
         };
         let sizes = OpeningSizes {
             from_bytes: 1,

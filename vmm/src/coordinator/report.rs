@@ -3,7 +3,7 @@
 use super::Coordinator;
 use super::operation::{OperationCounts, OperationId, Record};
 use super::window::Window;
-use crate::protocol::{MemoryInfo, Operation, OperationState};
+use crate::protocol::{Hotplug, MemoryInfo, Operation, OperationState};
 
 impl Coordinator {
     /// Whether the reply of a call that waits for operation `id` is due.
@@ -67,6 +67,7 @@ impl Coordinator {
         let bytes = |lmbs: u64| lmbs.saturating_mul(self.fixed.lmb_bytes);
         let boot_bytes = self.fixed.boot_bytes;
         MemoryInfo {
+            hotplug: Hotplug::VirtioMem,
             lmb_size_bytes: self.fixed.lmb_bytes,
             guest_block_size_bytes: self.fixed.guest_block_bytes,
             slot_size_bytes: self.fixed.slot_bytes,

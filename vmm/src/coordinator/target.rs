@@ -271,6 +271,7 @@ mod tests {
             timeout_ms: 1_000,
             wait: false,
             wait_usable: false,
+            ..MemoryRequest::new(action)
         }
     }
 

@@ -138,18 +138,18 @@ impl Vm for LmbVm {
     }
 
     fn change(&mut self, change: Change) -> Result<Changed> {
+        let action = if change.add {
+            MemoryAction::Add
+        } else {
+            MemoryAction::Remove
+        };
         let request = MemoryRequest {
-            action: if change.add {
-                MemoryAction::Add
-            } else {
-                MemoryAction::Remove
-            },
             size_bytes: Some(change.amount_bytes),
-            lmbs: None,
             timeout_ms: u64::try_from(change.timeout.as_millis())
                 .context("the deadline is too long")?,
             wait: true,
             wait_usable: true,
+            ..MemoryRequest::new(action)
         };
         let operation = self.client.start_operation(&request)?;
         let memory = self.client.memory()?;
@@ -291,6 +291,7 @@ mod tests {
                 busy: 2,
                 ..RequestCounts::default()
             },
+            changes: Vec::new(),
             message: None,
         }
     }

@@ -122,6 +122,7 @@ fn a_vm_without_a_window_says_so() {
         timeout_ms: 1,
         wait: false,
         wait_usable: false,
+        ..crate::protocol::MemoryRequest::new(MemoryAction::Add)
     };
     let refused = coordinator.start_operation(&request, 0);
     assert_eq!(refused, Err(RequestError::NoWindow));

@@ -430,6 +430,7 @@ impl Rig {
             timeout_ms,
             wait: false,
             wait_usable: false,
+            ..MemoryRequest::new(action)
         };
         let accepted_ns = self.clock.now_ns();
         self.coordinator.start_operation(&request, accepted_ns)

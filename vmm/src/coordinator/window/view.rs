@@ -97,6 +97,7 @@ impl Window {
             driver_active: self.driver_active(),
             slots: self.machine.as_ref().map_or(0, |machine| machine.slots),
             requests: self.counts,
+            acpi: None,
             error: self.failed.clone(),
         }
     }
