@@ -141,7 +141,7 @@ fn short_huge_page_pool_is_survived() -> Result<()> {
             timeout_ms: 10_000,
             wait: true,
             wait_usable: false,
-            ..MemoryRequest::new(MemoryAction::Set)
+            ..lmb_vmm::protocol::MemoryRequest::new(MemoryAction::Set)
         })?;
     assert_eq!(
         operation.state,
