@@ -10,8 +10,7 @@ use lmb_vmm::protocol::{
     BootTimeline, MemoryAction, MemoryRequest, Operation, OperationState, VmInfo,
 };
 
-use super::console::Console;
-use super::process::Process;
+use super::process::{Process, Running};
 use super::{Booted, Change, Changed, Driver, Vm, span};
 use crate::bench::sample::{BootPhases, Config, DlparPhases, Span};
 use crate::bench::work::GuestFiles;
@@ -35,10 +34,9 @@ impl Driver for Lmb {
         command.arg("--kernel").arg(&files.kernel);
         command.arg("--initrd").arg(&files.initrd);
         command.arg("--api-socket").arg(&socket);
-        let (process, console) = Process::start(&mut command, place)?;
+        let running = Process::start(&mut command, place)?;
         Ok(Box::new(LmbVm {
-            process,
-            console,
+            running,
             client: Client::new(socket),
             plugs_at_boot: config.plugged_at_boot_bytes > 0,
         }))
@@ -85,8 +83,7 @@ fn arguments(config: &Config) -> Vec<String> {
 
 #[derive(Debug)]
 struct LmbVm {
-    process: Process,
-    console: Console,
+    running: Running,
     client: Client,
     plugs_at_boot: bool,
 }
@@ -104,7 +101,7 @@ impl LmbVm {
             if let Some(value) = found(&self.client)? {
                 return Ok(value);
             }
-            self.process.check_alive()?;
+            self.running.process.check_alive()?;
             if start.elapsed() >= limit {
                 bail!("the guest did not come as far as {what} in {limit:?}");
             }
@@ -116,14 +113,14 @@ impl LmbVm {
 impl Vm for LmbVm {
     fn await_boot(&mut self, limit: Duration) -> Result<Booted> {
         // Sleeps until the guest prints its prompt: init has run then.
-        self.console.await_prompt(limit)?;
+        self.running.console.await_prompt(limit)?;
         let plugs = self.plugs_at_boot;
         let info = self.until("having all of its memory", limit, |client| {
             let info = client.vm()?;
             let there = info.boot.init_ns.is_some() && (!plugs || info.boot.usable_ns.is_some());
             Ok(there.then_some(info))
         })?;
-        Ok(booted(&info, self.process.started_ns, plugs))
+        Ok(booted(&info, self.running.process.started_ns, plugs))
     }
 
     fn await_driver(&mut self, limit: Duration) -> Result<()> {
@@ -163,28 +160,12 @@ impl Vm for LmbVm {
         })
     }
 
-    fn pid(&self) -> u32 {
-        self.process.id()
+    fn running(&self) -> &Running {
+        &self.running
     }
 
-    fn open_shell(&mut self) -> Result<()> {
-        self.console.make_plain()
-    }
-
-    fn run(&mut self, command: &str) -> Result<String> {
-        self.console.run(command)
-    }
-
-    fn start(&mut self, command: &str, sign: &str, limit: Duration) -> Result<()> {
-        self.console.start(command, sign, limit)
-    }
-
-    fn stop(&mut self) -> Result<()> {
-        self.process.stop()
-    }
-
-    fn complaints(&self) -> String {
-        self.process.complaints()
+    fn running_mut(&mut self) -> &mut Running {
+        &mut self.running
     }
 }
 

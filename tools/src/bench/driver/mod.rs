@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use self::process::Running;
 use super::sample::{BootPhases, Config, DlparPhases};
 use super::work::{GuestFiles, Programs};
 
@@ -67,18 +68,35 @@ pub(super) trait Vm {
     /// Changes the guest's memory and waits until it is usable (or gone), or
     /// for the deadline.
     fn change(&mut self, change: Change) -> Result<Changed>;
+    /// Its process and its guest's console.
+    fn running(&self) -> &Running;
+    /// The same, to be used.
+    fn running_mut(&mut self) -> &mut Running;
+
     /// The VMM's process id.
-    fn pid(&self) -> u32;
+    fn pid(&self) -> u32 {
+        self.running().process.id()
+    }
     /// Makes the guest's shell ready for [`Vm::run`].
-    fn open_shell(&mut self) -> Result<()>;
+    fn open_shell(&mut self) -> Result<()> {
+        self.running_mut().console.make_plain()
+    }
     /// Runs a command in the guest's shell: what it printed.
-    fn run(&mut self, command: &str) -> Result<String>;
+    fn run(&mut self, command: &str) -> Result<String> {
+        self.running_mut().console.run(command)
+    }
     /// Starts a program in the guest's shell and waits until it prints `sign`.
-    fn start(&mut self, command: &str, sign: &str, limit: Duration) -> Result<()>;
+    fn start(&mut self, command: &str, sign: &str, limit: Duration) -> Result<()> {
+        self.running_mut().console.start(command, sign, limit)
+    }
     /// Ends it. Dropping does the same without a word.
-    fn stop(&mut self) -> Result<()>;
+    fn stop(&mut self) -> Result<()> {
+        self.running_mut().process.stop()
+    }
     /// What the VMM said on its standard error, for errors.
-    fn complaints(&self) -> String;
+    fn complaints(&self) -> String {
+        self.running().process.complaints()
+    }
 }
 
 /// The driver for `vmm`, one of [`super::sweep::VmmChoice`]'s names.

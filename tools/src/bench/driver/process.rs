@@ -1,5 +1,5 @@
-//! A VMM's process: started with its console on pipes and its standard error
-//! in a file, killed when the value goes.
+//! A VMM's process: started with its guest's console on pipes and its standard
+//! error in a file, killed when the value goes.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -10,6 +10,13 @@ use anyhow::{Context, Result};
 use super::super::figures::monotonic_ns;
 use super::console::Console;
 use crate::output::printable;
+
+/// A process with the console of the guest in it.
+#[derive(Debug)]
+pub(in crate::bench) struct Running {
+    pub(super) process: Process,
+    pub(super) console: Console,
+}
 
 /// See the module's head.
 #[derive(Debug)]
@@ -22,7 +29,7 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts `command`.
-    pub(super) fn start(command: &mut Command, place: &Path) -> Result<(Self, Console)> {
+    pub(super) fn start(command: &mut Command, place: &Path) -> Result<Running> {
         let errors = place.join("stderr");
         let file = File::create(&errors)
             .with_context(|| format!("cannot make the file {}", errors.display()))?;
@@ -42,7 +49,7 @@ impl Process {
         };
         let (input, output) = pipes.context("the VMM has no console")?;
         let console = Console::new(input, output)?;
-        Ok((process, console))
+        Ok(Running { process, console })
     }
 
     pub(super) fn id(&self) -> u32 {

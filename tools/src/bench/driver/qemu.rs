@@ -23,8 +23,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
-use super::console::Console;
-use super::process::Process;
+use super::process::{Process, Running};
 use super::qmp::{Event, Qmp};
 use super::{Booted, Change, Changed, Driver, Vm, span};
 use crate::bench::figures::{cpu_ns, monotonic_ns, realtime_ns};
@@ -72,16 +71,16 @@ impl Driver for Qemu {
         command.args(arguments(self.machine, config, place));
         command.arg("-kernel").arg(&files.kernel);
         command.arg("-initrd").arg(&files.initrd);
-        let (mut process, console) = Process::start(&mut command, place)?;
-        let opened = accept(&control, &mut process).and_then(|stream| {
-            let marks = Marks::read(accept(&marks, &mut process)?, process.id())?;
+        let mut running = Process::start(&mut command, place)?;
+        let process = &mut running.process;
+        let opened = accept(&control, process).and_then(|stream| {
+            let marks = Marks::read(accept(&marks, process)?, process.id())?;
             Ok((Qmp::open(stream, CALL)?, marks))
         });
         let (qmp, marks) =
             opened.with_context(|| format!("QEMU says:\n{}", process.complaints()))?;
         Ok(Box::new(QemuVm {
-            process,
-            console,
+            running,
             qmp,
             marks,
             plugged_bytes: 0,
@@ -248,8 +247,7 @@ impl Marks {
 
 #[derive(Debug)]
 struct QemuVm {
-    process: Process,
-    console: Console,
+    running: Running,
     qmp: Qmp,
     marks: Marks,
     plugged_bytes: u64,
@@ -313,11 +311,11 @@ fn size_change(event: &Event, clock_offset_ns: u64) -> Option<(u64, u64)> {
 
 impl Vm for QemuVm {
     fn await_boot(&mut self, limit: Duration) -> Result<Booted> {
-        let started_ns = self.process.started_ns;
+        let started_ns = self.running.process.started_ns;
         let since = |mark: Mark| span(mark.at_ns.saturating_sub(started_ns), mark.cpu_ns);
         // The prompt comes after the mark, and also from a guest whose agent
         // found no port to write to.
-        self.console.await_prompt(limit)?;
+        self.running.console.await_prompt(limit)?;
         let init = self.await_mark(MARK_INIT, QUIET)?;
         let init = init.context(
             "the guest's agent wrote no boot mark: it does not know this machine's mark port",
@@ -359,7 +357,7 @@ impl Vm for QemuVm {
         .context("there is not that much memory to remove")?;
         self.qmp.forget_events()?;
         self.marks.forget();
-        let pid = self.process.id();
+        let pid = self.running.process.id();
         let (asked_ns, asked_cpu) = (monotonic_ns(), cpu_ns(pid));
         self.qmp.execute(
             "qom-set",
@@ -390,28 +388,12 @@ impl Vm for QemuVm {
         })
     }
 
-    fn pid(&self) -> u32 {
-        self.process.id()
+    fn running(&self) -> &Running {
+        &self.running
     }
 
-    fn open_shell(&mut self) -> Result<()> {
-        self.console.make_plain()
-    }
-
-    fn run(&mut self, command: &str) -> Result<String> {
-        self.console.run(command)
-    }
-
-    fn start(&mut self, command: &str, sign: &str, limit: Duration) -> Result<()> {
-        self.console.start(command, sign, limit)
-    }
-
-    fn stop(&mut self) -> Result<()> {
-        self.process.stop()
-    }
-
-    fn complaints(&self) -> String {
-        self.process.complaints()
+    fn running_mut(&mut self) -> &mut Running {
+        &mut self.running
     }
 }
 
