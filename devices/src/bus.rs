@@ -1,7 +1,7 @@
 //! How devices meet the rest of the VMM: the bus towards vCPUs, the interrupt
 //! towards the guest, the wake-up towards the owner, and the clock.
 //!
-//! All four are given from outside, so that this crate needs no KVM and no
+//! All are given from outside, so that this crate needs no KVM and no
 //! system calls.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,6 +12,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub trait InterruptLine: Send + Sync {
     /// Raises the interrupt once (an edge).
     fn trigger(&self);
+}
+
+/// A level-triggered interrupt of the guest.
+///
+/// A level stays until the device lowers it, so a guest that had it masked or
+/// had no driver yet still gets it; an edge would be lost.
+pub trait LevelLine: Send + Sync {
+    /// Sets the level; setting the one it has changes nothing. Called under
+    /// the device's lock, so that levels arrive in order; must not call back
+    /// into the device.
+    fn set(&self, high: bool);
 }
 
 /// Wakes the owner of a device, which then looks for what happened.

@@ -1,12 +1,12 @@
 //! The devices of lmb-vmm: a virtio-mmio transport, virtio-mem on top of it,
-//! a serial port, boot marks, and power control.
+//! ACPI memory devices, a serial port, boot marks, and power control.
 //!
 //! Two parties use a device. vCPU threads reach it through [`BusDevice`], at
 //! any time and from several threads at once; such a call holds a lock for
 //! microseconds and never waits for the other party. The *owner* (the VMM's
 //! event loop) takes requests out and publishes what the guest may read; it is
 //! woken through [`OwnerWake`] and interrupts the guest through
-//! [`InterruptLine`]. This crate knows neither KVM nor sockets nor how sizes
+//! [`InterruptLine`] or [`LevelLine`]. This crate knows neither KVM nor sockets nor how sizes
 //! arise, and holds no unsafe code.
 //!
 //! Everything a guest writes is taken as hostile: a wrong access is ignored
@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod acpi_mem;
 mod bus;
 pub mod marks;
 pub mod mem;
@@ -24,7 +25,10 @@ pub mod serial;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use bus::{BusDevice, InterruptLine, OwnerWake, Stamp, StampClock};
+pub use acpi_mem::{
+    AcpiMem, AcpiMemCounters, AcpiMemEvent, Notice, OstSource, OstStatus, StatusTable,
+};
+pub use bus::{BusDevice, InterruptLine, LevelLine, OwnerWake, Stamp, StampClock};
 pub use marks::{BootMarks, Mark, MarkKind};
 pub use mem::{
     MemConfig, MemCounters, MemFeatures, MemRequest, MemResponse, RangeState, Ticket, VirtioMem,
