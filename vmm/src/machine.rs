@@ -25,7 +25,7 @@ use crate::boot::{ACPI, BootError, GDT, RESET_VECTOR};
 use crate::bus::Bus;
 use crate::config::{ConfigError, VmConfig};
 use crate::console::ConsoleOutput;
-use crate::coordinator::WindowParts;
+use crate::coordinator::{HotplugDevice, WindowParts};
 use crate::kvm::KvmError;
 use crate::platform;
 use crate::reset::{self, KeyboardReset};
@@ -344,7 +344,7 @@ fn window(
         });
     };
     Ok(WindowParts {
-        device,
+        device: HotplugDevice::VirtioMem(device),
         ram: memory.guest,
         access,
         effects: Box::new(effects),

@@ -49,7 +49,7 @@ use crate::timeline::{BootEvent, BootStamps, Clock, MonotonicClock};
 
 pub use self::operation::{CancelError, HISTORY, OperationCounts, OperationId};
 pub use self::target::{MAX_TIMEOUT_MS, RequestError};
-pub use self::window::WindowParts;
+pub use self::window::{HotplugDevice, WindowParts};
 pub use self::worker::{EffectError, WindowEffects};
 
 /// A machine that does not fit the layout, or a worker that did not start.

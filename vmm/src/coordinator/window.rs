@@ -20,7 +20,7 @@ mod view;
 use std::io;
 use std::sync::Arc;
 
-use lmb_devices::{MemRequest, MemResponse, RangeState, Stamp, Ticket, VirtioMem};
+use lmb_devices::{AcpiMem, MemRequest, MemResponse, RangeState, Stamp, Ticket, VirtioMem};
 use lmb_memory::{
     AccessMap, GuestRam, Ledger, LmbCount, LmbRange, LmbSize, Plan, PlanKind, Refusal, WindowLayout,
 };
@@ -39,11 +39,19 @@ use crate::timeline::Clock;
 /// cannot keep the event loop from its other work.
 const REQUESTS_AT_ONCE: usize = 256;
 
+/// The device through which the guest and a window's owner speak.
+pub enum HotplugDevice {
+    /// One virtio-mem device for the window.
+    VirtioMem(VirtioMem),
+    /// An ACPI memory device for each LMB.
+    Acpi(AcpiMem),
+}
+
 /// A machine's half of a window, as the builder makes it.
 pub struct WindowParts {
     /// The guest's device.
-    pub device: VirtioMem,
-    /// Guest memory, where the device's queue lies.
+    pub device: HotplugDevice,
+    /// Guest memory, where a virtio device's queue lies.
     pub ram: GuestRam,
     /// Which LMBs of the window the VMM itself may touch; none at first.
     pub access: AccessMap,
@@ -118,11 +126,17 @@ impl Window {
 
     /// Takes the machine's half; the book must show nothing plugged.
     pub(super) fn attach(&mut self, parts: WindowParts, done: Arc<EventFd>) -> io::Result<()> {
+        let HotplugDevice::VirtioMem(device) = parts.device else {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "memory devices of ACPI have no coordinator yet; use --hotplug virtio-mem",
+            ));
+        };
         let number = usize::try_from(self.id).unwrap_or(usize::MAX);
         let worker = EffectWorker::spawn(number, parts.effects, done)?;
         self.machine = Some(Machine {
-            malformed_seen: parts.device.counters().malformed,
-            device: parts.device,
+            malformed_seen: device.counters().malformed,
+            device,
             ram: parts.ram,
             access: parts.access,
             slots: worker.slots_at_start(),

@@ -20,7 +20,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::poll::PollContext;
 
 use crate::coordinator::{
-    Coordinator, EffectError, OperationId, RequestError, WindowEffects, WindowParts,
+    Coordinator, EffectError, HotplugDevice, OperationId, RequestError, WindowEffects, WindowParts,
 };
 use crate::protocol::{MemoryAction, MemoryRequest, Operation};
 use crate::timeline::Clock;
@@ -524,7 +524,7 @@ fn build(
     };
     coordinator
         .attach(WindowParts {
-            device,
+            device: HotplugDevice::VirtioMem(device),
             ram: memory.guest,
             access,
             effects: Box::new(effects),
