@@ -138,6 +138,12 @@ pub struct DlparArgs {
     #[arg(long, value_name = "TIME", default_value = "120s", value_parser = parse_timeout)]
     timeout: Duration,
 
+    /// How many of add, remove, add, remove each guest does without a load: 3
+    /// leaves the second removal out, which is most of the work
+    #[arg(long, value_name = "N", default_value_t = 4,
+          value_parser = clap::value_parser!(u8).range(1..=4))]
+    steps: u8,
+
     #[command(flatten)]
     pub(super) sweep: SweepArgs,
 }
@@ -383,6 +389,7 @@ impl DlparArgs {
             loads: self.load.clone(),
             load_size: self.load_size,
             timeout_ms: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
+            steps: self.steps.into(),
         }
     }
 
@@ -447,10 +454,10 @@ mod tests {
         };
         assert_eq!(args.sweep.values().lmb_sizes, [1024 * MIB]);
         assert_eq!(args.sweep.values().rounds, 2);
-        let Measure::Dlpar { amounts, .. } = args.measure() else {
+        let Measure::Dlpar { amounts, steps, .. } = args.measure() else {
             panic!("not a dlpar");
         };
-        assert_eq!(amounts, [2 << 30]);
+        assert_eq!((amounts, steps), (vec![2 << 30], 4));
         assert!(!args.has_load());
     }
 
@@ -468,6 +475,8 @@ mod tests {
             "boot --modules-dir /x",
             "dlpar --load heavy",
             "dlpar --timeout 0",
+            "dlpar --steps 0",
+            "dlpar --steps 5",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

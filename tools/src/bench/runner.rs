@@ -2,8 +2,8 @@
 //! inside the virtual one.
 //!
 //! One job is one VM from start to end. What is asked of a guest beside its
-//! measurement is asked when nothing of it is measured any more, and once for
-//! each configuration, so that a warm-up round takes all of it.
+//! measurement is asked when nothing is being measured: after a boot, and once
+//! for each configuration; before adds and removes, in each.
 
 use std::collections::HashMap;
 use std::fs;
@@ -46,7 +46,8 @@ pub(super) fn run(work: &Work, report: &mut dyn FnMut(Message) -> Result<()>) ->
     };
     if let Some(first) = work.jobs.first().filter(|job| needs_throw_away(work, job)) {
         // What fails here fails again, and is told then.
-        drop(runner.job(first));
+        let limit = runner.boot_limit();
+        drop(with_vm(work, first, |vm| vm.await_boot(limit)));
     }
     for (number, job) in work.jobs.iter().enumerate() {
         report(Message::Begins { job: number })?;
@@ -66,7 +67,8 @@ pub(super) fn run(work: &Work, report: &mut dyn FnMut(Message) -> Result<()>) ->
 
 /// Whether the first guest in this host is run once for nothing: the first one
 /// pays for what the host does once only. A warm-up does that by itself; a
-/// sweep without, or one that goes on in a new virtual host, needs it.
+/// sweep without, or one that goes on in a new virtual host, needs it. Only its
+/// boot: that is where those costs are.
 fn needs_throw_away(work: &Work, first: &Job) -> bool {
     !work.native && !first.warm_up
 }
@@ -122,36 +124,23 @@ struct Runner<'a> {
 
 impl Runner<'_> {
     fn job(&mut self, job: &Job) -> Result<Vec<Sample>> {
-        let files = self
-            .work
-            .guests
-            .get(job.guest)
-            .context("the job names no guest of this work")?;
-        let place = tempfile::Builder::new()
-            .prefix("lmb-bench-")
-            .tempdir()
-            .context("cannot make a temporary directory")?;
-        let driver = driver::by_name(&job.config.vmm, &self.work.programs)?;
-        thread::sleep(REST);
-        let mut vm = driver.start(&job.config, files, place.path())?;
-        let measured = match job.task {
-            Task::Boot => self.boot(vm.as_mut(), job),
+        let measured = with_vm(self.work, job, |vm| match job.task {
+            Task::Boot => self.boot(vm, job),
             Task::Dlpar {
                 amount_bytes,
                 timeout_ms,
                 load_bytes,
-            } => self.dlpar(vm.as_mut(), job, amount_bytes, timeout_ms, load_bytes),
-        };
-        let complaints = vm.complaints();
-        let stopped = vm.stop();
-        let measured = measured.with_context(|| {
-            if complaints.is_empty() {
-                "the VMM said nothing".to_owned()
-            } else {
-                format!("the VMM said:\n{complaints}")
+                steps,
+            } => {
+                let wanted = Steps {
+                    vm,
+                    amount_bytes,
+                    timeout_ms,
+                    measured: Vec::new(),
+                };
+                self.dlpar(wanted, job, load_bytes, steps)
             }
         })?;
-        stopped?;
         Ok(measured
             .into_iter()
             .map(|measured| self.sample(job, measured))
@@ -202,32 +191,22 @@ impl Runner<'_> {
         Duration::from_millis(self.work.boot_timeout_ms)
     }
 
-    /// Without a load: add, remove, and both again. With one: the first add
+    /// The guest is asked about itself in each job, before anything is
+    /// measured, so that repeats are equal. Then, without a load: `count` of
+    /// add, remove, and both again. With one: the first add
     /// brings the memory that the load fills, and is left out; the removal and
     /// the second add are measured while it goes on.
     fn dlpar(
         &mut self,
-        vm: &mut dyn Vm,
+        mut steps: Steps<'_>,
         job: &Job,
-        amount_bytes: u64,
-        timeout_ms: u64,
         load_bytes: u64,
+        count: usize,
     ) -> Result<Vec<Measured>> {
-        vm.await_boot(self.boot_limit())?;
-        vm.await_driver(DRIVER_LIMIT)?;
-        let known = self.facts.contains_key(&job.config);
-        if !known || load_bytes > 0 {
-            vm.open_shell()?;
-        }
-        if !known {
-            self.ask(vm, job)?;
-        }
-        let mut steps = Steps {
-            vm,
-            amount_bytes,
-            timeout_ms,
-            measured: Vec::new(),
-        };
+        steps.vm.await_boot(self.boot_limit())?;
+        steps.vm.await_driver(DRIVER_LIMIT)?;
+        steps.vm.open_shell()?;
+        self.ask(steps.vm, job)?;
         let first = steps.run(Step::FirstAdd)?;
         if load_bytes > 0 {
             if !first {
@@ -242,13 +221,41 @@ impl Runner<'_> {
             return Ok(steps.measured);
         }
         // What follows an incomplete step would be another measurement.
-        for step in [Step::FirstRemove, Step::SecondAdd, Step::SecondRemove] {
+        let further = [Step::FirstRemove, Step::SecondAdd, Step::SecondRemove];
+        for step in further.into_iter().take(count.saturating_sub(1)) {
             if !steps.measured.last().is_none_or(is_complete) || !steps.run(step)? {
                 break;
             }
         }
         Ok(steps.measured)
     }
+}
+
+/// Starts a job's VM, does something with it and ends it.
+fn with_vm<T>(work: &Work, job: &Job, measure: impl FnOnce(&mut dyn Vm) -> Result<T>) -> Result<T> {
+    let files = work
+        .guests
+        .get(job.guest)
+        .context("the job names no guest of this work")?;
+    let place = tempfile::Builder::new()
+        .prefix("lmb-bench-")
+        .tempdir()
+        .context("cannot make a temporary directory")?;
+    let driver = driver::by_name(&job.config.vmm, &work.programs)?;
+    thread::sleep(REST);
+    let mut vm = driver.start(&job.config, files, place.path())?;
+    let measured = measure(vm.as_mut());
+    let complaints = vm.complaints();
+    let stopped = vm.stop();
+    let measured = measured.with_context(|| {
+        if complaints.is_empty() {
+            "the VMM said nothing".to_owned()
+        } else {
+            format!("the VMM said:\n{complaints}")
+        }
+    })?;
+    stopped?;
+    Ok(measured)
 }
 
 fn is_complete(measured: &Measured) -> bool {

@@ -89,6 +89,7 @@ mod tests {
         Task::Dlpar {
             amount_bytes: 32 * GIB,
             timeout_ms: 1,
+            steps: 4,
             load_bytes,
         }
     }

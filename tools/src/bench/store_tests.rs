@@ -114,6 +114,7 @@ fn a_sweep_goes_on_with_what_its_own_samples_lack() {
     other.task = Task::Dlpar {
         amount_bytes: 1,
         timeout_ms: 1,
+        steps: 4,
         load_bytes: 0,
     };
     assert!(!done.has(&other), "a boot is no add");

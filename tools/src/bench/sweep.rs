@@ -183,6 +183,8 @@ pub enum Measure {
         load_size: Option<u64>,
         /// Deadline of each step, milliseconds.
         timeout_ms: u64,
+        /// How many of add, remove, add, remove are done without a load.
+        steps: usize,
     },
 }
 
@@ -379,7 +381,11 @@ impl Measure {
                 loads,
                 load_size,
                 timeout_ms,
-            } => dlpar_shapes(axes, amounts, memory, loads, *load_size, *timeout_ms),
+                steps,
+            } => {
+                let step = (*timeout_ms, *steps);
+                dlpar_shapes(axes, amounts, memory, loads, *load_size, step)
+            }
         }
     }
 }
@@ -428,7 +434,7 @@ fn dlpar_shapes(
     memory: &[u64],
     loads: &[Load],
     load_size: Option<u64>,
-    timeout_ms: u64,
+    (timeout_ms, steps): (u64, usize),
 ) -> Result<Vec<Shape>, SweepError> {
     let mut shapes = Vec::new();
     let lmb = axes.largest_lmb();
@@ -457,6 +463,7 @@ fn dlpar_shapes(
                         amount_bytes,
                         timeout_ms,
                         load_bytes: if load == Load::None { 0 } else { held },
+                        steps,
                     },
                 });
             }

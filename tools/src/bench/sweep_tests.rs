@@ -42,6 +42,7 @@ fn dlpar(amount: u64, loads: &[Load]) -> Measure {
         loads: loads.to_vec(),
         load_size: None,
         timeout_ms: 1000,
+        steps: 4,
     }
 }
 

@@ -31,7 +31,7 @@ pub struct Job {
 pub enum Task {
     /// The boot.
     Boot,
-    /// Adding and removing memory, twice.
+    /// Adding and removing memory, up to twice.
     Dlpar {
         /// How much.
         amount_bytes: u64,
@@ -39,6 +39,8 @@ pub enum Task {
         timeout_ms: u64,
         /// Memory that the load holds; 0 without a load.
         load_bytes: u64,
+        /// How many of add, remove, add, remove are done without a load.
+        steps: usize,
     },
 }
 
