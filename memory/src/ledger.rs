@@ -99,6 +99,15 @@ pub enum PlanKind {
     UnplugAll,
 }
 
+/// A change of the owner's own choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Change {
+    /// Unplugged LMBs become plugged.
+    Plug,
+    /// Plugged LMBs become unplugged.
+    Unplug,
+}
+
 /// State of a range of blocks (virtio 1.3, 5.15.6.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RangeState {
@@ -316,6 +325,45 @@ impl Ledger {
         self.check_idle()?;
         self.check_state(PlanKind::Unplug, run, run.count().get())?;
         Ok(self.open_plan(PlanKind::Unplug, vec![run]))
+    }
+
+    /// Checks a change of the owner's own choice, of runs in ascending order
+    /// that share no LMB, and opens its plan. What is requested does
+    /// not bound it: LMBs that the guest still holds against a request count
+    /// as plugged.
+    ///
+    /// # Errors
+    /// In this order: [`Refusal::BadRange`] for a run outside the window or out
+    /// of order, [`Refusal::Busy`], [`Refusal::WrongState`].
+    pub fn plan_runs(&mut self, change: Change, runs: &[LmbRange]) -> Result<Plan, Refusal> {
+        let mut end = 0;
+        for run in runs {
+            let in_order = run.first().get() >= end;
+            end = run.end().get();
+            if !in_order || end > self.total.get() {
+                return Err(Refusal::BadRange {
+                    addr: self
+                        .address_of(run.first())
+                        .map_or(u64::MAX, GuestAddr::get),
+                    nb_blocks: run.count().get(),
+                    lmb: self.lmb,
+                    window: self.range,
+                });
+            }
+        }
+        self.check_idle()?;
+        let kind = match change {
+            Change::Plug => PlanKind::Plug,
+            Change::Unplug => PlanKind::Unplug,
+        };
+        for &run in runs {
+            let wanted = match change {
+                Change::Plug => 0,
+                Change::Unplug => run.count().get(),
+            };
+            self.check_state(kind, run, wanted)?;
+        }
+        Ok(self.open_plan(kind, runs.to_vec()))
     }
 
     /// Opens a plan that unplugs all that is plugged, possibly nothing.

@@ -71,6 +71,26 @@ impl Model {
         Ok(blocks)
     }
 
+    fn plan_runs(&self, change: Change, runs: &[LmbRange]) -> Result<BTreeSet<u64>, Verdict> {
+        let mut blocks = BTreeSet::new();
+        for run in runs {
+            let run = run.first().get()..run.end().get();
+            let after_all = blocks.last().is_none_or(|last| *last < run.start);
+            if run.end > self.total || !after_all {
+                return Err(Verdict::BadRange);
+            }
+            blocks.extend(run);
+        }
+        if self.open.is_some() {
+            return Err(Verdict::Busy);
+        }
+        let right = match change {
+            Change::Plug => blocks.is_disjoint(&self.plugged),
+            Change::Unplug => blocks.is_subset(&self.plugged),
+        };
+        right.then_some(blocks).ok_or(Verdict::WrongState)
+    }
+
     fn commit(&mut self) {
         if let Some((kind, blocks)) = self.open.take() {
             for block in blocks {
@@ -96,6 +116,7 @@ fn verdict(refusal: &Refusal) -> Verdict {
 enum Step {
     Request(u64),
     Plan(PlanKind, u64, u64),
+    Runs(Change, Vec<LmbRange>),
     State(u64, u64),
     Commit,
     Abort,
@@ -121,6 +142,16 @@ fn blocks() -> impl Strategy<Value = u64> {
     ]
 }
 
+fn runs() -> impl Strategy<Value = Vec<LmbRange>> {
+    let run = (0_u64..95, 1_u64..6).prop_map(|(first, count)| run_of(first, count).unwrap());
+    (prop::collection::vec(run, 0..4), any::<bool>()).prop_map(|(mut runs, sorted)| {
+        if sorted {
+            runs.sort_by_key(|run| run.first());
+        }
+        runs
+    })
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let kind = prop_oneof![
         6 => Just(PlanKind::Plug),
@@ -130,11 +161,40 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => (0_u64..100).prop_map(Step::Request),
         8 => (kind, address(), blocks()).prop_map(|(kind, addr, nb)| Step::Plan(kind, addr, nb)),
+        6 => (any::<bool>(), runs()).prop_map(|(plug, runs)| {
+            Step::Runs(if plug { Change::Plug } else { Change::Unplug }, runs)
+        }),
         3 => (address(), blocks()).prop_map(|(addr, nb)| Step::State(addr, nb)),
         6 => Just(Step::Commit),
         1 => Just(Step::Abort),
         1 => Just(Step::Reset),
     ]
+}
+
+/// A plan or a refusal is what the model says, and a plan is kept open.
+fn judge(
+    planned: Result<Plan, Refusal>,
+    expected: Result<BTreeSet<u64>, Verdict>,
+    kind: PlanKind,
+    model: &mut Model,
+    plan: &mut Option<Plan>,
+) {
+    match (planned, expected) {
+        (Ok(made), Ok(blocks)) => {
+            let indices: Vec<u64> = made
+                .runs()
+                .iter()
+                .flat_map(|run| run.first().get()..run.end().get())
+                .collect();
+            assert!(indices.iter().eq(blocks.iter()));
+            assert_eq!(made.lmbs().get(), blocks.len() as u64);
+            assert_eq!(made.kind(), kind);
+            model.open = Some((kind, blocks));
+            *plan = Some(made);
+        }
+        (Err(refusal), Err(expected)) => assert_eq!(verdict(&refusal), expected),
+        (planned, expected) => panic!("{planned:?} where {expected:?} is right"),
+    }
 }
 
 fn run(ledger: &mut Ledger, model: &mut Model, plan: &mut Option<Plan>, step: Step) {
@@ -153,22 +213,15 @@ fn run(ledger: &mut Ledger, model: &mut Model, plan: &mut Option<Plan>, step: St
                 PlanKind::UnplugAll => ledger.plan_unplug_all(),
             };
             let expected = model.plan(kind, addr, nb);
-            match (planned, expected) {
-                (Ok(made), Ok(blocks)) => {
-                    let indices: Vec<u64> = made
-                        .runs()
-                        .iter()
-                        .flat_map(|run| run.first().get()..run.end().get())
-                        .collect();
-                    assert!(indices.iter().eq(blocks.iter()));
-                    assert_eq!(made.lmbs().get(), blocks.len() as u64);
-                    assert_eq!(made.kind(), kind);
-                    model.open = Some((kind, blocks));
-                    *plan = Some(made);
-                }
-                (Err(refusal), Err(expected)) => assert_eq!(verdict(&refusal), expected),
-                (planned, expected) => panic!("{planned:?} where {expected:?} is right"),
-            }
+            judge(planned, expected, kind, model, plan);
+        }
+        Step::Runs(change, runs) => {
+            let expected = model.plan_runs(change, &runs);
+            let kind = match change {
+                Change::Plug => PlanKind::Plug,
+                Change::Unplug => PlanKind::Unplug,
+            };
+            judge(ledger.plan_runs(change, &runs), expected, kind, model, plan);
         }
         Step::State(addr, nb) => {
             let expected = model.blocks(addr, nb).map(|blocks| {

@@ -29,5 +29,5 @@ pub use host::window::MmapWindow;
 pub use host::{
     BackingOptions, HostMemoryError, HostRam, HostRegion, WindowMemory, WindowOp, create,
 };
-pub use ledger::{Ledger, LedgerError, LedgerView, Plan, PlanKind, RangeState, Refusal};
+pub use ledger::{Change, Ledger, LedgerError, LedgerView, Plan, PlanKind, RangeState, Refusal};
 pub use units::{Bytes, GuestAddr, GuestRange, LmbCount, LmbIndex, LmbRange, LmbSize, UnitError};

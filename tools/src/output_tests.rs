@@ -34,6 +34,7 @@ pub(crate) fn sample_operation() -> Operation {
             ack: 4,
             ..RequestCounts::default()
         },
+        acpi: None,
         changes: Vec::new(),
         message: None,
     }

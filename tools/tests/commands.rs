@@ -39,6 +39,7 @@ fn operation(state: OperationState) -> Operation {
         timeout_ms: 60_000,
         timeline: OperationTimeline::default(),
         requests: RequestCounts::default(),
+        acpi: None,
         changes: Vec::new(),
         message: None,
     }

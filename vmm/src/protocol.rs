@@ -480,6 +480,10 @@ pub struct Operation {
     pub timeline: OperationTimeline,
     /// Requests of the guest while it ran.
     pub requests: RequestCounts,
+    /// What went to and fro by ACPI while it ran, where each LMB is an ACPI
+    /// device; `requests` shows only the LMBs that changed then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acpi: Option<AcpiCounts>,
     /// What became of each LMB, ascending, where each is an ACPI device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<LmbChange>,

@@ -119,6 +119,7 @@ impl OperationLog {
                 ..OperationTimeline::default()
             },
             requests: RequestCounts::default(),
+            acpi: None,
             changes: Vec::new(),
             message: None,
         };

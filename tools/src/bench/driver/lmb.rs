@@ -272,6 +272,7 @@ mod tests {
                 busy: 2,
                 ..RequestCounts::default()
             },
+            acpi: None,
             changes: Vec::new(),
             message: None,
         }
