@@ -41,6 +41,52 @@ fn an_amount_is_a_size_or_a_count() {
 }
 
 #[test]
+fn lmbs_are_named_for_adding_and_removing_alone() {
+    for action in ["add", "remove"] {
+        for named in [
+            "--lmb 0x12",
+            "--lmb 0x12..0x1f",
+            "--lmb 1,0x2..5 --lmb=7 --timeout 5m",
+        ] {
+            let line = format!("lmb mem {action} {named}");
+            assert!(
+                Cli::try_parse_from(line.split_whitespace()).is_ok(),
+                "{line}"
+            );
+        }
+        let line = format!("lmb mem {action} --lmb");
+        assert_eq!(refused(&format!("{line} 1 1G")), Usage::ArgumentConflict);
+        assert_eq!(refused(&format!("{line} 1 -q 1")), Usage::ArgumentConflict);
+        for wrong in ["0x", "1,", "1,,2", "2..1", "+1", "012", "1..", "1-2"] {
+            assert_eq!(
+                refused(&format!("{line} {wrong}")),
+                Usage::ValueValidation,
+                "{wrong}"
+            );
+        }
+    }
+    assert_eq!(refused("lmb mem set --lmb 1"), Usage::UnknownArgument);
+    for line in [
+        "lmb mem remove 1G --all-or-nothing",
+        "lmb mem remove -q 2 --all-or-nothing",
+        "lmb mem remove --lmb 3 --all-or-nothing",
+    ] {
+        assert!(
+            Cli::try_parse_from(line.split_whitespace()).is_ok(),
+            "{line}"
+        );
+    }
+    for action in ["set", "add"] {
+        let line = format!("lmb mem {action} 1G --all-or-nothing");
+        assert_eq!(refused(&line), Usage::UnknownArgument);
+    }
+    assert_eq!(
+        refused("lmb mem show --each"),
+        Usage::MissingRequiredArgument
+    );
+}
+
+#[test]
 fn a_vm_is_named_in_one_way() {
     assert_eq!(
         refused("lmb mem show --socket /x --name y"),

@@ -7,7 +7,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lmb_vmm::protocol::{API_PREFIX, ErrorReply, MemoryInfo, MemoryRequest, Operation, VmInfo};
+use lmb_vmm::protocol::{
+    API_PREFIX, ErrorReply, LmbList, MemoryInfo, MemoryRequest, Operation, VmInfo,
+};
 use serde::de::DeserializeOwned;
 
 use crate::http::{self, HttpError, Reply};
@@ -104,6 +106,14 @@ impl Client {
     /// [`ClientError`].
     pub fn memory(&self) -> Result<MemoryInfo, ClientError> {
         self.get("/memory")
+    }
+
+    /// All LMBs of the VM, in runs of equal ones.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn lmbs(&self) -> Result<LmbList, ClientError> {
+        self.get("/memory/lmbs")
     }
 
     /// Starts an operation on the VM's memory. With `request.wait` the reply

@@ -16,7 +16,7 @@ pub enum Exit {
     Error = 1,
     /// The command line was wrong.
     Usage = 2,
-    /// The deadline passed first; the guest may go on.
+    /// The guest refused a part, or the deadline passed first and it may go on.
     Incomplete = 3,
     /// The operation was superseded, cancelled, or ended with its VM.
     Ended = 4,
@@ -30,7 +30,7 @@ Exit codes:
   0  done: the guest has what was asked (with --no-wait: the operation runs)
   1  error: the message says what was wrong and what to do
   2  the command line was wrong
-  3  incomplete: the deadline passed first; the guest may go on
+  3  incomplete: the guest refused a part, or the deadline passed first and it may go on
   4  superseded by a later operation, cancelled, or ended with its VM
   5  no memory driver is active in the guest";
 

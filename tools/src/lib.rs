@@ -16,6 +16,7 @@ pub mod guest;
 pub mod host;
 pub mod http;
 pub mod initramfs;
+pub mod lmbs;
 pub mod mem;
 pub mod output;
 pub mod packages;

@@ -1,6 +1,8 @@
 //! What people read: tables of memory, of an operation's phases, of a VM.
 //! Every function here is pure, from a protocol type to text.
 
+pub mod lmbs;
+
 use std::fmt::Write as _;
 
 use comfy_table::{CellAlignment, Table, presets};
@@ -18,10 +20,11 @@ const ABSENT: &str = "-";
 pub fn memory(info: &MemoryInfo) -> String {
     let lmb = info.lmb_size_bytes;
     let mut text = format!(
-        "LMB size {}, guest memory block {}, KVM slot {}\n\n",
+        "LMB size {}, guest memory block {}, KVM slot {}, hotplug by {}\n\n",
         format_size(lmb),
         format_size(info.guest_block_size_bytes),
         format_size(info.slot_size_bytes),
+        info.hotplug.name(),
     );
     let mut table = columns(&[
         "memory",
@@ -71,6 +74,14 @@ pub fn memory(info: &MemoryInfo) -> String {
     row.extend([String::new(), String::new()]);
     table.add_row(row);
     push_table(&mut text, &table);
+    for window in &info.windows {
+        if let Some(counts) = &window.acpi {
+            let _ = writeln!(text, "\nwindow {}: {}", window.id, lmbs::counts(counts));
+        }
+        if let Some(error) = &window.error {
+            let _ = writeln!(text, "\nwindow {}: {}", window.id, printable(error));
+        }
+    }
     if let Some(last) = &info.operation {
         let _ = writeln!(text, "\n{}", operation_line(last));
     }
@@ -83,7 +94,13 @@ pub fn operation(operation: &Operation) -> String {
     let mut text = operation_line(operation);
     text.push_str("\n\n");
     push_table(&mut text, &phases(&operation.timeline));
-    let _ = writeln!(text, "\n{}", requests(&operation.requests));
+    text.push('\n');
+    if operation.changes.is_empty() {
+        text.push_str(&requests(&operation.requests));
+        text.push('\n');
+    } else {
+        text.push_str(&lmbs::changes(&operation.changes));
+    }
     if operation.timeline.usable_late {
         text.push_str(
             "The guest's agent found the memory by looking: \"guest usable\" may be late.\n",

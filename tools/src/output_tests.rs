@@ -83,7 +83,7 @@ fn memory_as_a_table() {
     assert_eq!(
         memory(&sample_memory()),
         "\
-LMB size 256 MiB, guest memory block 256 MiB, KVM slot 1 GiB
+LMB size 256 MiB, guest memory block 256 MiB, KVM slot 1 GiB, hotplug by virtio-mem
 
 memory              plugged  LMBs  requested  LMBs   most  LMBs  driver  slots
 boot                  1 GiB     4      1 GiB     4  1 GiB     4  -           -

@@ -78,7 +78,8 @@ mod tests {
     #[test]
     fn files_move_and_the_rest_stays() {
         let mut definition = read(
-            r#"{"kernel": "boot/vmlinuz", "memory": "1G", "lmb_size": 268435456, "odd": [1]}"#,
+            r#"{"kernel": "boot/vmlinuz", "memory": "1G", "lmb_size": 268435456,
+                "hotplug": "acpi", "odd": [1]}"#,
         )
         .unwrap();
         assert_eq!(definition.size("memory"), Some(1 << 30));
@@ -91,7 +92,8 @@ mod tests {
         assert_eq!(
             serde_json::from_str::<Value>(&definition.to_json()).unwrap(),
             serde_json::json!({
-                "kernel": "/guest/kernel", "memory": "1G", "lmb_size": 268_435_456, "odd": [1]
+                "kernel": "/guest/kernel", "memory": "1G", "lmb_size": 268_435_456,
+                "hotplug": "acpi", "odd": [1]
             })
         );
     }

@@ -51,6 +51,7 @@ pub const HELP: &str = "\
 Examples:
   lmb run                                        1 GiB at boot, room for 8 GiB more
   lmb run --lmb-size 256M --memory 1G --max-memory 9G
+  lmb run --hotplug acpi                         each LMB an ACPI device, removable by index
   lmb run --name web --kernel ./vmlinux --initrd ./initrd.img --cpus 2
   lmb run --memory 700M --lmb-size 512M --dry-run    only print the layout
   lmb run --serial file:/tmp/console.log & lmb mem show

@@ -49,6 +49,12 @@ pub(super) struct VmmFlags {
     #[arg(long, value_name = "SIZE")]
     lmb_size: Option<String>,
 
+    /// How memory is added and removed: virtio-mem (the guest's driver takes
+    /// and returns ranges) or acpi (each LMB is a device of its own, needs no
+    /// driver) [default: virtio-mem]
+    #[arg(long, value_name = "virtio-mem|acpi")]
+    hotplug: Option<String>,
+
     /// Memory block size of the guest's Linux: a power of two from 128M to
     /// 2G, or `follow` for the LMB size within that range [default: follow]
     #[arg(long, value_name = "SIZE|follow")]
@@ -130,6 +136,7 @@ impl VmmFlags {
         push("--max-memory", most.as_deref());
         push("--cmdline", self.cmdline.as_deref());
         push("--cpus", self.cpus.as_deref());
+        push("--hotplug", self.hotplug.as_deref());
         push("--guest-block-size", self.guest_block_size.as_deref());
         push("--slot-size", self.slot_size.as_deref());
         push("--hugepages", self.hugepages.as_deref());
@@ -284,6 +291,8 @@ mod tests {
             "--cmdline",
             "console=ttyS0 -- -x",
             "--prefault=false",
+            "--hotplug",
+            "acpi",
             "--serial",
             "file:/a=b",
             "--dry-run",
@@ -292,6 +301,7 @@ mod tests {
         for expected in [
             "--cmdline=console=ttyS0 -- -x",
             "--prefault=false",
+            "--hotplug=acpi",
             "--serial=file:/a=b",
             "--dry-run",
         ] {
