@@ -1,7 +1,8 @@
 //! The project's own commands, as `cargo xtask …`.
 //!
 //! `setup` installs what is missing, `test` runs every test with real guests
-//! included, `demo` shows one guest gain and lose memory. Where this machine's
+//! included, `demo` shows one guest gain and lose memory, `results` measures and
+//! draws docs/results. Where this machine's
 //! KVM cannot run a stock guest, guests run in the virtual KVM host, and every
 //! result names it.
 
@@ -10,6 +11,7 @@ mod cargo;
 mod demo;
 mod guests;
 mod inputs;
+mod results;
 mod tally;
 mod test;
 
@@ -34,6 +36,8 @@ enum Command {
     Test(test::TestArgs),
     /// Boot a guest in LMBs, add 1 GiB, remove it, and show what happened
     Demo(demo::DemoArgs),
+    /// Measure what is missing in docs/results, and draw everything there again
+    Results(results::ResultsArgs),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +45,7 @@ fn main() -> ExitCode {
         Command::Setup => inputs::setup(),
         Command::Test(args) => test::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Results(args) => results::run(&args),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

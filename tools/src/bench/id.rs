@@ -37,9 +37,10 @@ fn date(days_since_1970: u64) -> (u64, u64, u64) {
 }
 
 /// The revision of the checkout that this program, or else the working
-/// directory, lies in; `-dirty` behind it where files are changed; `unknown`
+/// directory, lies in; `-dirty` behind it where sources are changed; `unknown`
 /// outside of one.
-pub(super) fn revision() -> String {
+#[must_use]
+pub fn revision() -> String {
     let program = std::env::current_exe().ok();
     let places = [
         program.as_deref().and_then(Path::parent),
@@ -68,7 +69,13 @@ fn revision_at(place: &Path) -> Option<String> {
         return None;
     }
     let revision = git(&["rev-parse", "--short=12", "HEAD"])?;
-    let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    // Documents, and with them saved results, are no part of the programs.
+    let sources = ["--", ":(top)", ":(top,exclude)docs"];
+    let changed = git(&[
+        &["status", "--porcelain", "--untracked-files=no"],
+        &sources[..],
+    ]
+    .concat())?;
     let mark = if changed.is_empty() { "" } else { "-dirty" };
     Some(format!("{revision}{mark}"))
 }

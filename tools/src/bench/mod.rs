@@ -29,6 +29,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
+pub use self::id::revision;
+
 use self::cli::{BenchArgs, BenchCommand, SweepArgs};
 use self::place::VirtualHost;
 use self::progress::SweepProgress;
@@ -102,7 +104,7 @@ fn sweep(
     jobs.retain(|job| !done.has(job));
     let work = Work {
         sweep: done.sweep.clone().unwrap_or(started),
-        revision: id::revision(),
+        revision: revision(),
         native,
         clock,
         programs: prepared.programs,
