@@ -8,6 +8,10 @@
 //! /sys, where the VMM is known by its tables, and the uevent socket is open
 //! before the driver can make the first block. On the kernel command line `lmb.modules=off`
 //! leaves the driver out, and `lmb.uevent_bytes=N` gives events another room.
+//!
+//! Where each LMB is an ACPI device the kernel itself adds and removes memory. No driver is
+//! loaded then, the mark of the loaded driver means that the agent watches, and LMBs that were
+//! there at boot count as hotplugged.
 
 use std::fs::{self, File};
 use std::io;
@@ -32,6 +36,13 @@ use watch::{Blocks, Guest, Watch};
 const MODULE_ORDER: &str = "/lib/modules/order";
 const MODULES: &str = "/lib/modules";
 const MEMORY_DEVICES: &str = "/sys/devices/system/memory";
+/// The first ACPI memory device, which is there if any is, plugged or not.
+const ACPI_MEMORY: &str = "/sys/bus/acpi/devices/PNP0C80:00";
+/// The module that ACPI memory devices do without.
+const VIRTIO_MEM: &str = "virtio_mem";
+/// In a block's directory: the ACPI device it belongs to
+/// (drivers/acpi/acpi_memhotplug.c, `acpi_bind_memory_blocks`).
+const FIRMWARE_NODE: &str = "firmware_node";
 /// Room for about 64,000 waiting uevents. Only a limit: it takes no memory
 /// until they come.
 const UEVENT_BUFFER_BYTES: i32 = 64 << 20;
@@ -90,15 +101,18 @@ fn run(marks: Option<&Marks>) -> io::Result<()> {
     };
     let buffer_bytes = option("lmb.uevent_bytes").and_then(|text| text.parse().ok());
     let socket = UeventSocket::open(buffer_bytes.unwrap_or(UEVENT_BUFFER_BYTES))?;
-    let mut watch = Watch::new(
-        block_size_bytes()?,
-        sys::total_memory_bytes()?,
-        list_blocks()?,
-    );
+    let acpi = Path::new(ACPI_MEMORY).exists();
+    let (block_bytes, total_bytes) = (block_size_bytes()?, sys::total_memory_bytes()?);
+    let blocks = list_blocks()?;
+    let mut watch = if acpi {
+        Watch::of_devices(block_bytes, total_bytes, blocks, of_device)
+    } else {
+        Watch::new(block_bytes, total_bytes, blocks)
+    };
     if option("lmb.modules") == Some("off") {
         log::info("lmb.modules=off: no modules are loaded");
     } else {
-        load_modules();
+        load_modules(acpi.then_some(VIRTIO_MEM));
     }
     let Some(marks) = marks else {
         log::info("no boot-mark device: nothing is reported");
@@ -109,6 +123,7 @@ fn run(marks: Option<&Marks>) -> io::Result<()> {
         return tell_blocks(&socket, marks);
     }
     let mut guest = ThisGuest { marks };
+    watch.begin(&mut guest);
     loop {
         if socket.wait(watch.patience())? {
             take_events(&socket, &mut watch, &mut guest)?;
@@ -216,11 +231,21 @@ fn list_blocks() -> io::Result<Blocks> {
     Ok(blocks)
 }
 
-/// Loads the hotplug driver's modules, in the order given. A missing list
-/// means that there are none.
-fn load_modules() {
+/// Whether a memory block belongs to an ACPI memory device.
+fn of_device(block: u64) -> bool {
+    let name = format!("memory{block}");
+    Path::new(MEMORY_DEVICES)
+        .join(name)
+        .join(FIRMWARE_NODE)
+        .exists()
+}
+
+/// Loads the hotplug driver's modules, in the order given, but for the one
+/// called `without`. A missing list means that there are none.
+fn load_modules(without: Option<&str>) {
     let order = fs::read_to_string(MODULE_ORDER).unwrap_or_default();
-    for name in order.split_whitespace() {
+    let left_out = |name: &&str| without.is_some() && name.split('.').next() == without;
+    for name in order.split_whitespace().filter(|name| !left_out(name)) {
         let loaded = File::open(Path::new(MODULES).join(name)).and_then(|f| sys::load_module(&f));
         match loaded {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -17,6 +17,11 @@
 //! change inside a block that stays online (a device block smaller than the
 //! guest's memory block), of which the kernel tells nobody; such a change can
 //! only be found by looking, and its mark is called late for that reason.
+//!
+//! Where each LMB is an ACPI device ([`Watch::of_devices`]) memory comes and
+//! goes in whole blocks, so their count alone says how much there is. How much
+//! MemTotal grows by a block differs there: with memmap_on_memory a part of the
+//! block holds the block's own description.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -65,8 +70,9 @@ enum State {
 #[derive(Debug)]
 pub(crate) struct Watch {
     block_bytes: u64,
-    /// MemTotal without hotplugged memory.
-    baseline_bytes: u64,
+    /// MemTotal without hotplugged memory; `None` where whole blocks come and
+    /// go.
+    baseline_bytes: Option<u64>,
     boot_blocks: BTreeSet<u64>,
     /// Hotplugged blocks only.
     blocks: Blocks,
@@ -81,11 +87,42 @@ impl Watch {
     pub(crate) fn new(block_bytes: u64, total_bytes: u64, boot: Blocks) -> Self {
         Self {
             block_bytes: block_bytes.max(1),
-            baseline_bytes: total_bytes,
+            baseline_bytes: Some(total_bytes),
             boot_blocks: boot.present,
             blocks: Blocks::default(),
             seen_bytes: total_bytes,
             state: State::Idle,
+        }
+    }
+
+    /// A watch over a guest whose memory comes and goes in whole blocks of
+    /// ACPI devices; `blocks` are all that are there now, and `of_device` says
+    /// which of them are a device's.
+    pub(crate) fn of_devices(
+        block_bytes: u64,
+        total_bytes: u64,
+        mut blocks: Blocks,
+        of_device: impl Fn(u64) -> bool,
+    ) -> Self {
+        let (plugged, boot) = blocks.present.iter().partition(|block| of_device(**block));
+        blocks.present = plugged;
+        blocks.online.retain(|block| blocks.present.contains(block));
+        Self {
+            block_bytes: block_bytes.max(1),
+            baseline_bytes: None,
+            boot_blocks: boot,
+            blocks,
+            seen_bytes: total_bytes,
+            state: State::Idle,
+        }
+    }
+
+    /// Looks whether memory that was there before this watch is what is wanted
+    /// already.
+    pub(crate) fn begin(&mut self, guest: &mut impl Guest) {
+        if !self.blocks.present.is_empty() {
+            self.start_work(guest, false);
+            self.check_by_count(guest);
         }
     }
 
@@ -157,7 +194,7 @@ impl Watch {
         let Some(target_bytes) = guest.target_bytes() else {
             return;
         };
-        if self.hotplugged(total_bytes) == Some(target_bytes) {
+        if self.fits(total_bytes, target_bytes) {
             self.reached(guest, target_bytes, true);
         } else {
             self.state = State::Working {
@@ -199,23 +236,32 @@ impl Watch {
         else {
             return;
         };
-        // A block that is present and offline is on its way in or out.
-        let settled = self.blocks.online.len() == self.blocks.present.len();
-        let online = u64::try_from(self.blocks.online.len()).unwrap_or(u64::MAX);
-        if !settled || online != target_bytes.div_ceil(self.block_bytes) {
+        if !self.counts(target_bytes) {
             return;
         }
         let Some(total_bytes) = guest.total_bytes() else {
             return;
         };
         self.seen_bytes = total_bytes;
-        if self.hotplugged(total_bytes) == Some(target_bytes) {
+        if self.fits(total_bytes, target_bytes) {
             self.reached(guest, target_bytes, late);
         }
     }
 
-    fn hotplugged(&self, total_bytes: u64) -> Option<u64> {
-        total_bytes.checked_sub(self.baseline_bytes)
+    /// Whether there are as many blocks as the target takes, all of them
+    /// online: one that is present and offline is on its way in or out.
+    fn counts(&self, target_bytes: u64) -> bool {
+        let online = u64::try_from(self.blocks.online.len()).unwrap_or(u64::MAX);
+        self.blocks.online.len() == self.blocks.present.len()
+            && online == target_bytes.div_ceil(self.block_bytes)
+    }
+
+    /// Whether the memory is what is wanted.
+    fn fits(&self, total_bytes: u64, target_bytes: u64) -> bool {
+        match self.baseline_bytes {
+            Some(baseline) => total_bytes.checked_sub(baseline) == Some(target_bytes),
+            None => self.counts(target_bytes),
+        }
     }
 
     /// Working → idle, or on to a target that was set meanwhile.
