@@ -20,8 +20,8 @@ pub mod ledger;
 pub mod units;
 
 pub use geometry::{
-    BlockReason, BootPiece, GeometryError, GuestBlock, Layout, MAPPING_HEADROOM, MemoryRequest,
-    Notice, PageSize, PieceKind, WindowLayout,
+    BlockReason, BootPiece, GeometryError, GuestBlock, Hotplug, Layout, MAPPING_HEADROOM,
+    MAX_ACPI_LMBS, MemoryRequest, Notice, PageSize, PieceKind, WindowLayout,
 };
 pub use host::fault::{FaultControl, FaultKind, FaultyWindow, WindowCall};
 pub use host::ram::{AccessMap, GuestRam, RamRegion};

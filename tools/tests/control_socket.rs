@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use lmb_memory::{Bytes, GuestBlock, Layout, LmbSize, PageSize};
+use lmb_memory::{Bytes, GuestBlock, Hotplug, Layout, LmbSize, PageSize};
 use lmb_tools::client::{CODE_DRIVER_NOT_ACTIVE, Client};
 use lmb_vmm::api::{ApiServer, Context, InterestChange, VmControl};
 use lmb_vmm::coordinator::{Coordinator, RequestError};
@@ -63,6 +63,7 @@ fn layout() -> Layout {
         guest_block: GuestBlock::Follow,
         slot_size: None,
         page_size: PageSize::Small,
+        hotplug: Hotplug::VirtioMem,
         phys_bits: 46,
         kernel_reach: None,
         max_map_count: None,

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use lmb_memory::{
-    BackingOptions, Bytes, FaultKind, FaultyWindow, GuestBlock, Layout, LmbCount, LmbIndex,
-    LmbRange, LmbSize, MemoryRequest, MmapWindow, PageSize, WindowOp, create,
+    BackingOptions, Bytes, FaultKind, FaultyWindow, GuestBlock, Hotplug, Layout, LmbCount,
+    LmbIndex, LmbRange, LmbSize, MemoryRequest, MmapWindow, PageSize, WindowOp, create,
 };
 use proptest::prelude::*;
 
@@ -62,6 +62,7 @@ fn layout() -> Layout {
         guest_block: GuestBlock::Follow,
         slot_size: Some(Bytes::new(LMB_BYTES * LMBS_PER_SLOT)),
         page_size: PageSize::Small,
+        hotplug: Hotplug::VirtioMem,
         phys_bits: 46,
         kernel_reach: None,
         max_map_count: None,

@@ -4,8 +4,10 @@
 use super::error::GeometryError;
 use super::notice::Notice;
 use super::place::{HOLE_END, HOLE_START, PlaceRequest, place};
-use super::{GuestBlock, Layout, MAPPING_HEADROOM, MemoryRequest, WindowLayout};
-use crate::units::{Bytes, GuestAddr, GuestRange, LmbCount, nearest_powers};
+use super::{
+    GuestBlock, Hotplug, Layout, MAPPING_HEADROOM, MAX_ACPI_LMBS, MemoryRequest, WindowLayout,
+};
+use crate::units::{Bytes, GuestAddr, GuestRange, LmbCount, LmbSize, nearest_powers};
 
 /// Largest boot memory and largest window.
 const SIZE_MAX: Bytes = Bytes::new(64 << 40);
@@ -38,6 +40,9 @@ pub(super) fn compute(request: &MemoryRequest) -> Result<Layout, GeometryError> 
     let window = window(request, boot_bytes, ram_end)?;
     let slot_size = slot_size(request, window.as_ref(), boot_slots)?;
     let guest_block = placement.guest_block;
+    if let Some(window) = window.filter(|_| request.hotplug == Hotplug::Acpi) {
+        check_acpi(request, &window, boot_bytes, guest_block)?;
+    }
 
     if let Some(reach) = request.kernel_reach.filter(|reach| ram_end > reach.get()) {
         notices.push(Notice::BootPastKernelReach {
@@ -71,6 +76,7 @@ pub(super) fn compute(request: &MemoryRequest) -> Result<Layout, GeometryError> 
         slot_size,
         guest_block,
         page_size: request.page_size,
+        hotplug: request.hotplug,
         hole: GuestRange::new(
             GuestAddr::new(HOLE_START.get()),
             Bytes::new(HOLE_END.get() - HOLE_START.get()),
@@ -178,6 +184,45 @@ fn window(
         range: GuestRange::new(GuestAddr::new(start), size)?,
         lmbs: lmb.lmbs_in(size).unwrap_or(LmbCount::ZERO),
     }))
+}
+
+/// The rules of ACPI memory devices.
+fn check_acpi(
+    request: &MemoryRequest,
+    window: &WindowLayout,
+    boot: Bytes,
+    guest_block: Bytes,
+) -> Result<(), GeometryError> {
+    let lmb = request.lmb_size;
+    if lmb.bytes() < guest_block {
+        return Err(GeometryError::AcpiLmbBelowBlock {
+            lmb,
+            guest_block,
+            block_may_shrink: lmb.bytes() >= GuestBlock::MIN,
+        });
+    }
+    let lmbs = window.lmbs.get();
+    if lmbs <= MAX_ACPI_LMBS {
+        return Ok(());
+    }
+    let len = window.range.len();
+    let fits = |size: &Bytes| {
+        LmbSize::new(*size).is_ok() && len.get().div_ceil(size.get()) <= MAX_ACPI_LMBS
+    };
+    let larger = (lmb.bytes().get().trailing_zeros()..64)
+        .map(|shift| Bytes::new(1 << shift))
+        .find(fits);
+    Err(GeometryError::TooManyAcpiLmbs {
+        lmbs,
+        max: MAX_ACPI_LMBS,
+        window: len,
+        lmb,
+        larger,
+        max_memory: lmb
+            .checked_bytes_of(LmbCount::new(MAX_ACPI_LMBS))
+            .and_then(|window| boot.checked_add(window))
+            .unwrap_or(boot),
+    })
 }
 
 fn window_notices(

@@ -124,6 +124,47 @@ pub enum GeometryError {
         /// Host page.
         page: PageSize,
     },
+    /// An LMB smaller than what Linux adds and removes through ACPI.
+    #[error(
+        "an LMB of {lmb} is smaller than the guest's memory block of {guest_block}, and ACPI memory \
+         devices come and go in whole blocks: use an LMB size of {guest_block} or more{}",
+        if *.block_may_shrink { format!(", or a guest block size of {lmb} or less") } else { String::new() }
+    )]
+    AcpiLmbBelowBlock {
+        /// LMB size.
+        lmb: LmbSize,
+        /// The guest's memory block.
+        guest_block: Bytes,
+        /// Whether a memory block as small as the LMB is a legal one.
+        block_may_shrink: bool,
+    },
+    /// More LMBs than a guest is to make devices of.
+    #[error(
+        "a window of {window} has {lmbs} LMBs of {lmb}, and as ACPI memory devices at most {max} are \
+         possible, since the guest makes a device of each at every boot: use {}a max memory of at \
+         most {max_memory}",
+        match .larger { Some(size) => format!("an LMB size of {size}, or "), None => String::new() }
+    )]
+    TooManyAcpiLmbs {
+        /// LMBs of the window.
+        lmbs: u64,
+        /// The most there may be.
+        max: u64,
+        /// The window.
+        window: Bytes,
+        /// LMB size.
+        lmb: LmbSize,
+        /// The smallest LMB size that would do, if any does.
+        larger: Option<Bytes>,
+        /// The largest max memory with this LMB size.
+        max_memory: Bytes,
+    },
+    /// No such hotplug backend.
+    #[error("'{text}' is no kind of hotplug; use virtio-mem or acpi")]
+    Hotplug {
+        /// The text as given.
+        text: String,
+    },
     /// No such page size.
     #[error("'{text}' is no kind of host page; use off, thp, 2M or 1G")]
     PageSize {

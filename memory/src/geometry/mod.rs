@@ -32,6 +32,13 @@
 //! page, the page is larger than the block, the host's addresses end below), a
 //! fixed size is refused and a following one falls back with a notice.
 //!
+//! **ACPI memory devices.** With [`Hotplug::Acpi`] each LMB of the window is a
+//! device of its own, and Linux adds and removes whole memory blocks: an LMB is
+//! at least a memory block of the guest. (The window starts at a boundary of
+//! any block, so its LMBs are aligned then.) The window has at most
+//! [`MAX_ACPI_LMBS`] LMBs, since the guest makes a device of each, present or
+//! not, at every boot. Both are refused otherwise.
+//!
 //! **Host pages.** With huge pages an LMB is at least one page, and each piece
 //! starts and ends on a page boundary.
 //!
@@ -58,13 +65,16 @@ mod tests;
 
 pub use error::GeometryError;
 pub use notice::{BlockReason, Notice};
-pub use options::{GuestBlock, PageSize};
+pub use options::{GuestBlock, Hotplug, PageSize};
 
 use crate::units::{Bytes, GuestRange, LmbCount, LmbIndex, LmbSize};
 
 /// Mappings left to the process for everything but the window (stacks, heap,
 /// libraries, boot memory): a plug is refused before it takes these.
 pub const MAPPING_HEADROOM: u64 = 1_000;
+
+/// Most LMBs of a window of ACPI memory devices.
+pub const MAX_ACPI_LMBS: u64 = 4096;
 
 /// What is asked for: the memory options of a VM and what its host offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +92,8 @@ pub struct MemoryRequest {
     pub slot_size: Option<Bytes>,
     /// Pages of the host that back guest memory.
     pub page_size: PageSize,
+    /// How the guest takes the window's memory.
+    pub hotplug: Hotplug,
     /// Physical address bits of the host (CPUID 0x8000_0008), 32 to 52.
     pub phys_bits: u8,
     /// End of the guest-physical space that the chosen kernel entry reaches.
@@ -141,6 +153,8 @@ pub struct Layout {
     pub guest_block: Bytes,
     /// Pages of the host.
     pub page_size: PageSize,
+    /// How the guest takes the window's memory.
+    pub hotplug: Hotplug,
     /// The 32-bit hole.
     pub hole: GuestRange,
     /// What the user should know, in the order it came up.

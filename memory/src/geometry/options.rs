@@ -1,4 +1,4 @@
-//! The two options that are no sizes.
+//! The options that are no sizes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -77,6 +77,50 @@ impl<'de> Deserialize<'de> for GuestBlock {
             }
         }
         deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// How the guest takes the memory of the window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Hotplug {
+    /// One virtio-mem device, from which the guest's driver takes what it is
+    /// asked to (`virtio-mem`).
+    #[default]
+    VirtioMem,
+    /// A memory device of ACPI for each LMB (`acpi`).
+    Acpi,
+}
+
+impl Hotplug {
+    /// Every value.
+    pub const ALL: [Self; 2] = [Self::VirtioMem, Self::Acpi];
+
+    /// Its name as an option.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::VirtioMem => "virtio-mem",
+            Self::Acpi => "acpi",
+        }
+    }
+}
+
+impl fmt::Display for Hotplug {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Hotplug {
+    type Err = GeometryError;
+
+    fn from_str(text: &str) -> Result<Self, GeometryError> {
+        Self::ALL
+            .into_iter()
+            .find(|hotplug| hotplug.name() == text)
+            .ok_or_else(|| GeometryError::Hotplug {
+                text: text.to_owned(),
+            })
     }
 }
 

@@ -20,6 +20,7 @@ fn request(memory: &str, max: Option<&str>, lmb: &str) -> MemoryRequest {
         guest_block: GuestBlock::Follow,
         slot_size: None,
         page_size: PageSize::Small,
+        hotplug: Hotplug::VirtioMem,
         phys_bits: 46,
         kernel_reach: None,
         max_map_count: None,
@@ -234,6 +235,89 @@ fn huge_pages_bound_the_lmb_and_the_guest_block() {
     ));
 }
 
+fn acpi(memory: &str, max: &str, lmb: &str) -> MemoryRequest {
+    MemoryRequest {
+        hotplug: Hotplug::Acpi,
+        ..request(memory, Some(max), lmb)
+    }
+}
+
+#[test]
+fn an_acpi_lmb_is_whole_memory_blocks_of_the_guest() {
+    for lmb in ["128M", "256M", "512M", "1G", "2G", "4G"] {
+        let layout = Layout::compute(&acpi("4G", "68G", lmb)).unwrap();
+        let (lmb, window) = (layout.lmb_size.bytes(), layout.window.unwrap());
+        assert!(lmb.is_multiple_of(layout.guest_block), "{lmb}");
+        assert!(window.range.start().get().is_multiple_of(lmb.get()));
+        assert_eq!(layout.notices, []);
+    }
+    let text = Layout::compute(&acpi("1G", "9G", "64M"))
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("64 MiB is smaller"), "{text}");
+    assert!(text.contains("block of 128 MiB"), "{text}");
+    assert!(
+        text.ends_with("use an LMB size of 128 MiB or more"),
+        "{text}"
+    );
+
+    let mut asked = acpi("1G", "9G", "256M");
+    asked.guest_block = GuestBlock::Fixed(size("1G"));
+    let text = Layout::compute(&asked).unwrap_err().to_string();
+    assert!(
+        text.contains("LMB size of 1 GiB or more, or a guest block size of 256 MiB or less"),
+        "{text}"
+    );
+    // Without a window nothing comes or goes.
+    asked.max_memory = None;
+    assert_eq!(Layout::compute(&asked).unwrap().hotplug, Hotplug::Acpi);
+}
+
+#[test]
+fn more_acpi_lmbs_than_a_guest_boots_with_are_refused_with_what_is_legal() {
+    // 1 TiB at 256 MiB and 16 TiB at 4 GiB are the most.
+    for (max, lmb) in [("1025G", "256M"), ("16388G", "4G")] {
+        let mut asked = acpi("1G", max, lmb);
+        asked.memory = size("1G").round_up(size(lmb)).unwrap();
+        let layout = Layout::compute(&asked).unwrap();
+        assert_eq!(layout.window.unwrap().lmbs.get(), MAX_ACPI_LMBS);
+
+        let more = size(max).checked_add(size(lmb)).unwrap();
+        asked.max_memory = Some(more);
+        let text = Layout::compute(&asked).unwrap_err().to_string();
+        assert!(text.contains("has 4097 LMBs"), "{text}");
+        asked.hotplug = Hotplug::VirtioMem;
+        assert!(Layout::compute(&asked).is_ok());
+    }
+    let error = Layout::compute(&acpi("1G", "1026G", "256M")).unwrap_err();
+    let GeometryError::TooManyAcpiLmbs {
+        larger, max_memory, ..
+    } = error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!((larger, max_memory), (Some(size("512M")), size("1025G")));
+    let text = error.to_string();
+    assert!(
+        text.ends_with("use an LMB size of 512 MiB, or a max memory of at most 1025 GiB"),
+        "{text}"
+    );
+    // 32 TiB are too many at any LMB size.
+    let text = Layout::compute(&acpi("4G", "32772G", "4G"))
+        .unwrap_err()
+        .to_string();
+    assert!(!text.contains("LMB size of"), "{text}");
+}
+
+#[test]
+fn kinds_of_hotplug_have_their_names() {
+    for hotplug in Hotplug::ALL {
+        assert_eq!(hotplug.name().parse::<Hotplug>().unwrap(), hotplug);
+    }
+    let text = "ACPI".parse::<Hotplug>().unwrap_err().to_string();
+    assert!(text.contains("use virtio-mem or acpi"), "{text}");
+}
+
 #[test]
 fn a_narrow_host_is_named() {
     // 36 bits are 64 GiB: a 2 GiB block's end fits exactly, a smaller's not.
@@ -385,6 +469,7 @@ prop_compose! {
             1 => any_size(),
         ]),
         page in prop::sample::select(PageSize::ALL.to_vec()),
+        hotplug in prop::sample::select(Hotplug::ALL.to_vec()),
         phys_bits in prop_oneof![4 => 36_u8..=52, 1 => any::<u8>()],
         kernel_reach in prop::option::of(any_size()),
         max_map_count in prop::option::of(0_u64..1 << 20),
@@ -394,7 +479,7 @@ prop_compose! {
         let max_memory = max.map(|max| if whole { max.round_down(lmb_size.bytes()) } else { max });
         MemoryRequest {
             memory, max_memory, lmb_size, guest_block: block, slot_size: slot, page_size: page,
-            phys_bits, kernel_reach, max_map_count, max_slots,
+            hotplug, phys_bits, kernel_reach, max_map_count, max_slots,
         }
     }
 }
@@ -470,6 +555,10 @@ fn check_window(request: &MemoryRequest, layout: &Layout) {
         assert!(start >= floor && start - floor < align && start.is_multiple_of(align));
         assert_eq!(window.range.len().get(), asked);
         assert_eq!(window.lmbs.get() * lmb, asked);
+        if layout.hotplug == Hotplug::Acpi {
+            assert!(window.lmbs.get() <= MAX_ACPI_LMBS);
+            assert!(lmb.is_multiple_of(layout.guest_block.get()));
+        }
         end = window.range.end();
     }
     let past = |wanted: fn(&Notice) -> bool| layout.notices.iter().any(wanted);

@@ -6,7 +6,8 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use lmb_memory::{
-    Bytes, GuestBlock, GuestRam, Layout, LmbCount, LmbIndex, LmbRange, MemoryRequest, PageSize,
+    Bytes, GuestBlock, GuestRam, Hotplug, Layout, LmbCount, LmbIndex, LmbRange, MemoryRequest,
+    PageSize,
 };
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
@@ -22,6 +23,7 @@ pub(crate) fn layout(memory: &str, max: Option<&str>, lmb: &str, page: PageSize)
         guest_block: GuestBlock::Fixed(size("128M")),
         slot_size: None,
         page_size: page,
+        hotplug: Hotplug::VirtioMem,
         phys_bits: 48,
         kernel_reach: None,
         max_map_count: None,

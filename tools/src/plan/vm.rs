@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use lmb_memory::{Bytes, GuestBlock, Layout, LmbSize, MemoryRequest, PageSize};
+use lmb_memory::{Bytes, GuestBlock, Hotplug, Layout, LmbSize, MemoryRequest, PageSize};
 use serde::Serialize;
 
 use super::rules::{self, DriverMode, TIB_BYTES};
@@ -118,6 +118,7 @@ fn compute(request: &VmRequest, lmb_size_bytes: u64) -> Result<VmRow, String> {
         guest_block: request.guest_block,
         slot_size: request.slot_size_bytes.map(Bytes::new),
         page_size: PageSize::Thp,
+        hotplug: Hotplug::VirtioMem,
         phys_bits: PHYS_BITS,
         kernel_reach: None,
         max_map_count: Some(MAX_MAP_COUNT),

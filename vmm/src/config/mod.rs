@@ -8,7 +8,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use lmb_memory::{
-    Bytes, GeometryError, GuestBlock, Layout, LmbSize, MemoryRequest, PageSize, UnitError,
+    Bytes, GeometryError, GuestBlock, Hotplug, Layout, LmbSize, MemoryRequest, PageSize, UnitError,
 };
 
 pub use options::{GuestBlockOption, KernelEntry, LogLevel, Options, SerialOption};
@@ -100,6 +100,8 @@ pub struct VmConfig {
     pub slot_size: Option<Bytes>,
     /// Host pages.
     pub page_size: PageSize,
+    /// How the guest takes the window's memory.
+    pub hotplug: Hotplug,
     /// Shared backing.
     pub shared: bool,
     /// Threads that populate memory; none means on touch.
@@ -157,6 +159,7 @@ impl VmConfig {
             },
             slot_size: options.slot_size,
             page_size: options.hugepages.unwrap_or(PageSize::Thp),
+            hotplug: options.hotplug.unwrap_or_default(),
             shared: options.shared.unwrap_or(false),
             prefault_threads: prefault.then(|| options.prefault_threads.unwrap_or_else(host_cpus)),
             serial: options.serial.unwrap_or_default(),
@@ -199,6 +202,7 @@ impl VmConfig {
             guest_block: self.guest_block,
             slot_size: self.slot_size,
             page_size: self.page_size,
+            hotplug: self.hotplug,
             phys_bits: host.phys_bits,
             kernel_reach: None,
             max_map_count: host.max_map_count,
@@ -276,7 +280,7 @@ mod tests {
         let options = parse(
             r#"{"kernel": "k", "initrd": "i", "cmdline": "c", "cpus": 3, "memory": "2G",
                 "max_memory": "4G", "requested_memory": "3G", "lmb_size": "1G", "guest_block_size": "512M",
-                "slot_size": "1G", "hugepages": "1G", "shared": true, "prefault": true,
+                "slot_size": "1G", "hotplug": "acpi", "hugepages": "1G", "shared": true, "prefault": true,
                 "prefault_threads": 2, "serial": "off", "api_socket": "s",
                 "kernel_entry": "bzimage", "log_level": "debug"}"#,
         )

@@ -8,7 +8,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use lmb_memory::{Bytes, PageSize};
+use lmb_memory::{Bytes, Hotplug, PageSize};
 use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
@@ -93,6 +93,12 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub slot_size: Option<Bytes>,
 
+    /// How the guest takes the window's memory: virtio-mem (a pool, with the
+    /// guest's driver) or acpi (a memory device for each LMB, at most 4096).
+    /// Default: virtio-mem
+    #[arg(long, value_name = "virtio-mem|acpi")]
+    pub hotplug: Option<Hotplug>,
+
     /// Host pages behind guest memory: off (4 KiB), thp (transparent), 2M or
     /// 1G (from the host's pools). Default: thp
     #[arg(long, value_name = "off|thp|2M|1G")]
@@ -161,6 +167,7 @@ impl Options {
             lmb_size: self.lmb_size.or(base.lmb_size),
             guest_block_size: self.guest_block_size.or(base.guest_block_size),
             slot_size: self.slot_size.or(base.slot_size),
+            hotplug: self.hotplug.or(base.hotplug),
             hugepages: self.hugepages.or(base.hugepages),
             shared: self.shared.or(base.shared),
             prefault: self.prefault.or(base.prefault),

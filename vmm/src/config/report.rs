@@ -13,6 +13,7 @@ pub struct LayoutReport {
     boot_lmbs: u64,
     boot_pieces: Vec<PieceReport>,
     window: Option<WindowReport>,
+    hotplug: &'static str,
     slot_size_bytes: u64,
     guest_block_size_bytes: u64,
     host_pages: String,
@@ -57,6 +58,7 @@ impl LayoutReport {
                 lmbs: window.lmbs.get(),
                 slots: layout.window_slots(),
             }),
+            hotplug: layout.hotplug.name(),
             slot_size_bytes: layout.slot_size.get(),
             guest_block_size_bytes: layout.guest_block.get(),
             host_pages: layout.page_size.to_string(),
@@ -123,13 +125,14 @@ impl fmt::Display for LayoutReport {
             None => writeln!(f, "hotplug window      none (--max-memory gives one)")?,
             Some(window) => writeln!(
                 f,
-                "hotplug window      {} = {} LMBs from LMB {}\n       {:#014x}-{:#014x}\nKVM \
-                 slots           {} of {} when all is plugged",
+                "hotplug window      {} = {} LMBs from LMB {}\n       {:#014x}-{:#014x}\nhotplug \
+                 through     {}\nKVM slots           {} of {} when all is plugged",
                 size(window.size_bytes),
                 window.lmbs,
                 window.first_lmb,
                 window.start_address,
                 window.start_address + window.size_bytes,
+                self.hotplug,
                 window.slots,
                 size(self.slot_size_bytes),
             )?,

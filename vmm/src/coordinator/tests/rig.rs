@@ -13,8 +13,8 @@ use lmb_devices::{
     VirtioMem,
 };
 use lmb_memory::{
-    AccessMap, BackingOptions, Bytes, FaultyWindow, GuestBlock, GuestRam, Layout, LmbIndex,
-    LmbRange, LmbSize, MemoryRequest as Definition, MmapWindow, PageSize, WindowMemory,
+    AccessMap, BackingOptions, Bytes, FaultyWindow, GuestBlock, GuestRam, Hotplug, Layout,
+    LmbIndex, LmbRange, LmbSize, MemoryRequest as Definition, MmapWindow, PageSize, WindowMemory,
 };
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::poll::PollContext;
@@ -215,6 +215,7 @@ pub(crate) fn layout(window: bool) -> Layout {
         guest_block: GuestBlock::Follow,
         slot_size: None,
         page_size: PageSize::Small,
+        hotplug: Hotplug::VirtioMem,
         phys_bits: 40,
         kernel_reach: None,
         max_map_count: None,
