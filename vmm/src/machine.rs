@@ -11,13 +11,14 @@ use std::sync::Arc;
 
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
 use lmb_devices::{
-    BootMarks, InterruptLine, MemConfig, MemFeatures, OwnerWake, PowerDevice, Serial, Stamp,
-    VirtioMem,
+    AcpiMem, BootMarks, InterruptLine, LevelLine, MemConfig, MemFeatures, OwnerWake, PowerDevice,
+    Serial, Stamp, StatusTable, VirtioMem, acpi_mem,
 };
-use lmb_memory::{BackingOptions, GuestRam, HostMemoryError, HostRam, Layout};
+use lmb_memory::{BackingOptions, GuestRam, HostMemoryError, HostRam, Hotplug, Layout};
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::acpi::{self, AcpiError, MmioDevice};
+use crate::acpi::{self, AcpiError, MmioDevice, TopArea};
 use crate::boot::image::{ImageError, KernelImage};
 use crate::boot::load::{Entry, InitrdFile, load};
 use crate::boot::place::write_bytes;
@@ -97,6 +98,36 @@ impl InterruptLine for IrqFd {
     }
 }
 
+/// A level-triggered interrupt of the guest, held by KVM.
+struct IrqLevel {
+    vm: Arc<VmFd>,
+    gsi: u32,
+}
+
+impl LevelLine for IrqLevel {
+    fn set(&self, high: bool) {
+        if let Err(error) = self.vm.set_irq_line(self.gsi, high) {
+            let gsi = self.gsi;
+            tracing::error!(gsi, high, "an interrupt's level was not set: {error}");
+        }
+    }
+}
+
+/// The status table of memory devices in guest memory.
+struct GuestStatusTable {
+    ram: GuestRam,
+    address: u64,
+}
+
+impl StatusTable for GuestStatusTable {
+    fn set(&self, lmb: u32, status: u8) {
+        let address = GuestAddress(self.address.saturating_add(lmb.into()));
+        if let Err(error) = self.ram.write_obj(status, address) {
+            tracing::error!(lmb, status, "an LMB's status was not written: {error}");
+        }
+    }
+}
+
 /// Stamps of a build.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BuildStamps {
@@ -171,8 +202,13 @@ impl Machine {
 
         let ram = memory.guest.clone();
         let devices = mem_device(layout);
-        let entry = load(&ram, layout, &kernel, initrd.as_ref(), &config.cmdline)?;
-        write_bytes(&ram, ACPI, &acpi::build(layout, config.cpus, &devices)?)?;
+        let tables = acpi::build(layout, config.cpus, &devices)?;
+        let top = tables.top.as_ref();
+        let entry = load(&ram, layout, top, &kernel, initrd.as_ref(), &config.cmdline)?;
+        write_bytes(&ram, ACPI, &tables.image)?;
+        if let Some(top) = top {
+            write_bytes(&ram, top.start, &top.table)?;
+        }
         write_bytes(&ram, GDT, &regs::gdt(entry.kind))?;
         write_bytes(&ram, RESET_VECTOR, &reset::stub())?;
         let kernel_loaded = stamp();
@@ -194,8 +230,9 @@ impl Machine {
             Arc::new(KeyboardReset::new(Arc::clone(&power))),
         );
         let queue_notify = host("make an event descriptor", EventFd::new(EFD_NONBLOCK))?;
-        let window = match devices.first() {
-            Some(&place) => {
+        let device = match (top, devices.first()) {
+            (Some(top), _) => Some(acpi_device(&vm, &mut bus, &ram, top, wake)),
+            (None, Some(&place)) => {
                 let interrupt = interrupt(&vm, place.gsi)?;
                 // The coordinator publishes the window's state when it takes
                 // the device over, before the guest can look.
@@ -206,10 +243,13 @@ impl Machine {
                     Arc::clone(wake),
                 );
                 connect(&vm, &mut bus, place, &device, &queue_notify)?;
-                Some(window(&vm, layout, memory, boot_slots, device)?)
+                Some(HotplugDevice::VirtioMem(device))
             }
-            None => None,
+            (None, None) => None,
         };
+        let window = device
+            .map(|device| window(&vm, layout, memory, boot_slots, device))
+            .transpose()?;
 
         let vcpus = create_vcpus(kvm, &vm, config.cpus, entry)?;
         Ok(Self {
@@ -283,11 +323,12 @@ fn create_vm(kvm: &Kvm) -> Result<VmFd, BuildError> {
     Ok(vm)
 }
 
-/// The place of the window's device, if there is a window.
+/// The place of the window's virtio-mem device, if it has one.
 fn mem_device(layout: &Layout) -> Vec<MmioDevice> {
     layout
         .window
         .iter()
+        .filter(|_| layout.hotplug == Hotplug::VirtioMem)
         .map(|_| MmioDevice {
             address: platform::MMIO_BASE,
             gsi: platform::MMIO_FIRST_GSI,
@@ -327,12 +368,41 @@ fn connect(
     Ok(())
 }
 
+/// Puts the registers of memory devices on the bus.
+fn acpi_device(
+    vm: &Arc<VmFd>,
+    bus: &mut Bus,
+    ram: &GuestRam,
+    top: &TopArea,
+    wake: &Arc<dyn OwnerWake>,
+) -> HotplugDevice {
+    let device = AcpiMem::new(
+        top.lmbs,
+        Arc::new(GuestStatusTable {
+            ram: ram.clone(),
+            address: top.status_table,
+        }),
+        Arc::new(IrqLevel {
+            vm: Arc::clone(vm),
+            gsi: platform::ACPI_MEM_GSI,
+        }),
+        Arc::clone(wake),
+        stamp,
+    );
+    bus.add_io(
+        platform::ACPI_MEM_PORT,
+        acpi_mem::PORT_COUNT,
+        device.bus_device(),
+    );
+    HotplugDevice::Acpi(device)
+}
+
 fn window(
     vm: &Arc<VmFd>,
     layout: &Layout,
     memory: HostRam,
     first_slot: u32,
-    device: VirtioMem,
+    device: HotplugDevice,
 ) -> Result<WindowParts, BuildError> {
     let effects = memory
         .window
@@ -344,7 +414,7 @@ fn window(
         });
     };
     Ok(WindowParts {
-        device: HotplugDevice::VirtioMem(device),
+        device,
         ram: memory.guest,
         access,
         effects: Box::new(effects),

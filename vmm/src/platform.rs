@@ -33,6 +33,10 @@ pub const RESET_PORT: u16 = POWER_PORT + 2;
 pub const RESET_VALUE: u8 = 1;
 /// Command port of a PC's keyboard controller; only its reset line exists.
 pub const KEYBOARD_PORT: u16 = 0x64;
+/// Registers of the ACPI memory devices.
+pub const ACPI_MEM_PORT: u16 = lmb_devices::acpi_mem::PORT_BASE;
+/// Their interrupt: the I/O APIC's last, out of the way of virtio-mmio devices.
+pub const ACPI_MEM_GSI: u32 = 23;
 /// Sleep type of soft-off (\_S5).
 pub const SLEEP_TYPE_OFF: u8 = 5;
 /// Most vCPUs: xAPIC ids below 0xff, the broadcast id.

@@ -4,8 +4,13 @@
 //! DSDT, FADT, MADT, SRAT and XSDT, each aligned to 16 bytes. Devices are
 //! declared in the DSDT; a stock kernel has no other way to find a virtio-mmio
 //! device, since its command-line form is compiled out.
+//!
+//! The memory devices of `--hotplug acpi` have an SSDT of their own, hundreds
+//! of kilobytes long where LMBs are thousands, and a status table that the VMM
+//! writes while the guest runs. Both stand in a [`TopArea`].
 
 mod dsdt;
+mod memory;
 mod srat;
 
 use acpi_tables::Aml;
@@ -16,14 +21,18 @@ use acpi_tables::madt::{
 };
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::xsdt::XSDT;
-use lmb_memory::Layout;
+use lmb_devices::acpi_mem::MAX_LMBS;
+use lmb_memory::{Hotplug, Layout, MAX_ACPI_LMBS};
 
-use crate::boot::{ACPI, ACPI_MAX_BYTES};
+use self::memory::MemoryDevices;
+use crate::boot::memmap::low_ram_end;
+use crate::boot::{ACPI, ACPI_MAX_BYTES, HIGH_START};
 use crate::platform;
 
 const OEM_ID: [u8; 6] = *b"LMBVMM";
 const OEM_TABLE_ID: [u8; 8] = *b"LMBVMM01";
 const OEM_REVISION: u32 = 1;
+const PAGE_BYTES: u64 = 4096;
 
 /// FADT IA-PC boot flags (ACPI 6.5, table 5.11): no VGA to probe (bit 2), no
 /// CMOS clock (bit 5). Absent bits say: no 8042, no legacy devices.
@@ -38,7 +47,23 @@ pub enum AcpiError {
         max = ACPI_MAX_BYTES
     )]
     TooBig(usize),
+    /// The memory devices do not fit into low memory.
+    #[error(
+        "the ACPI tables of {lmbs} LMBs need {needed} bytes of low memory, which has {low_end}: \
+         give the guest more --memory"
+    )]
+    NoRoom {
+        /// LMBs of the window.
+        lmbs: u32,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes of low memory.
+        low_end: u64,
+    },
 }
+
+// Layouts and devices agree on how many LMBs there can be.
+const _: () = assert!(MAX_ACPI_LMBS == MAX_LMBS as u64);
 
 /// A virtio-mmio device to declare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +74,37 @@ pub struct MmioDevice {
     pub gsi: u32,
 }
 
-/// Builds all tables as one image for guest-physical address [`ACPI`].
+/// The top of low RAM, kept from the guest's use: the SSDT of memory devices
+/// from [`TopArea::start`], the status table in the last pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopArea {
+    /// First guest-physical address, on a page boundary.
+    pub start: u64,
+    /// End of low RAM.
+    pub end: u64,
+    /// Guest-physical address of the status table: a byte for each LMB.
+    pub status_table: u64,
+    /// LMBs that have one.
+    pub lmbs: u32,
+    /// The SSDT.
+    pub table: Vec<u8>,
+}
+
+/// All tables of a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tables {
+    /// One image for guest-physical address [`ACPI`].
+    pub image: Vec<u8>,
+    /// What has no room there.
+    pub top: Option<TopArea>,
+}
+
+/// Builds all tables.
 ///
 /// # Errors
-/// When the image has no room there.
-pub fn build(layout: &Layout, cpus: u32, devices: &[MmioDevice]) -> Result<Vec<u8>, AcpiError> {
+/// When they have no room where they go.
+pub fn build(layout: &Layout, cpus: u32, devices: &[MmioDevice]) -> Result<Tables, AcpiError> {
+    let top = top_area(layout)?;
     let mut image = Image::default();
     let rsdp_at = image.reserve(Rsdp::len());
     let dsdt = image.append(&dsdt::build(devices));
@@ -61,7 +112,10 @@ pub fn build(layout: &Layout, cpus: u32, devices: &[MmioDevice]) -> Result<Vec<u
     let madt = image.append(&bytes(&madt(cpus)));
     let srat = image.append(&srat::build(layout, cpus));
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    for table in [fadt, madt, srat] {
+    for table in [fadt, madt, srat]
+        .into_iter()
+        .chain(top.as_ref().map(|top| top.start))
+    {
         xsdt.add_entry(table);
     }
     let xsdt = image.append(&bytes(&xsdt));
@@ -70,7 +124,48 @@ pub fn build(layout: &Layout, cpus: u32, devices: &[MmioDevice]) -> Result<Vec<u
     if image.bytes.len() as u64 > ACPI_MAX_BYTES {
         return Err(AcpiError::TooBig(image.bytes.len()));
     }
-    Ok(image.bytes)
+    Ok(Tables {
+        image: image.bytes,
+        top,
+    })
+}
+
+/// The memory devices' tables, if the window has such devices.
+fn top_area(layout: &Layout) -> Result<Option<TopArea>, AcpiError> {
+    let Some(window) = layout.window.filter(|_| layout.hotplug == Hotplug::Acpi) else {
+        return Ok(None);
+    };
+    // The layout allows no more than MAX_LMBS.
+    let lmbs = u32::try_from(window.lmbs.get()).unwrap_or(MAX_LMBS);
+    let end = low_ram_end(layout);
+    let no_room = |needed| AcpiError::NoRoom {
+        lmbs,
+        needed,
+        low_end: end,
+    };
+    let status_bytes = u64::from(lmbs).next_multiple_of(PAGE_BYTES);
+    let status_table = end
+        .checked_sub(status_bytes)
+        .ok_or_else(|| no_room(status_bytes))?;
+    let table = memory::build(&MemoryDevices {
+        start: window.range.start().get(),
+        lmb_bytes: layout.lmb_size.bytes().get(),
+        lmbs,
+        node: 0,
+        status_table,
+    });
+    let table_bytes = (table.len() as u64).next_multiple_of(PAGE_BYTES);
+    let start = status_table
+        .checked_sub(table_bytes)
+        .filter(|start| *start >= HIGH_START)
+        .ok_or_else(|| no_room(status_bytes + table_bytes))?;
+    Ok(Some(TopArea {
+        start,
+        end,
+        status_table,
+        lmbs,
+        table,
+    }))
 }
 
 /// The tables' bytes, and where the next one goes.

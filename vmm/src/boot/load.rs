@@ -17,6 +17,7 @@ use vm_memory::{Bytes, GuestAddress, ReadVolatile};
 use super::image::{Content, KernelImage};
 use super::place::{Initrd, write_bytes};
 use super::{BootError, CMDLINE, CMDLINE_MAX_BYTES, HIGH_START, linux64, memmap, pvh};
+use crate::acpi::TopArea;
 use crate::protocol::EntryKind;
 
 /// Where a bzImage goes when its header names no place: 16 MiB, Linux's
@@ -81,18 +82,20 @@ pub fn check_cmdline(cmdline: &str) -> Result<(), BootError> {
     Ok(())
 }
 
-/// Fills guest memory for one boot and says where the boot vCPU starts.
+/// Fills guest memory for one boot and says where the boot vCPU starts. What
+/// ACPI takes of low RAM stays free.
 ///
 /// # Errors
 /// When a part does not fit or the kernel is not loadable.
 pub fn load(
     ram: &GuestRam,
     layout: &Layout,
+    top: Option<&TopArea>,
     kernel: &KernelImage,
     initrd: Option<&InitrdFile>,
     cmdline: &str,
 ) -> Result<Entry, BootError> {
-    let low_end = memmap::low_end(layout);
+    let low_end = top.map_or_else(|| memmap::low_ram_end(layout), |top| top.start);
     let (entry, kernel_end) = match &kernel.content {
         Content::ElfFile(file) => load_elf(ram, kernel, &mut &*file, low_end)?,
         Content::Elf(bytes) => load_elf(ram, kernel, &mut Cursor::new(bytes), low_end)?,
@@ -104,7 +107,7 @@ pub fn load(
     let mut line = cmdline.as_bytes().to_vec();
     line.push(0);
     write_bytes(ram, CMDLINE, &line)?;
-    let map = memmap::entries(layout);
+    let map = memmap::entries(layout, top);
     match &kernel.content {
         Content::ElfFile(_) | Content::Elf(_) => pvh::write(ram, &map, initrd.as_ref())?,
         Content::Bzimage(bytes) => linux64::write(ram, bytes, &map, initrd.as_ref())?,

@@ -16,6 +16,9 @@
 //! | 0xe_0000 | ACPI tables |
 //! | 0xf_fff0 | reset vector |
 //! | 0x10_0000 | RAM goes on |
+//!
+//! The top of low RAM holds the tables of ACPI memory devices, where there are
+//! any ([`crate::acpi::TopArea`]); an initrd stands below them.
 
 pub mod image;
 mod linux64;
