@@ -5,7 +5,7 @@
 //! measurement is asked when nothing is being measured: after a boot, and once
 //! for each configuration; before adds and removes, in each.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 use std::thread;
@@ -44,13 +44,14 @@ pub(super) fn run(work: &Work, report: &mut dyn FnMut(Message) -> Result<()>) ->
         host: this_host(work),
         facts: work.facts.iter().cloned().collect(),
     };
-    if let Some(first) = work.jobs.first().filter(|job| needs_throw_away(work, job)) {
-        // What fails here fails again, and is told then.
-        let limit = runner.boot_limit();
-        drop(with_vm(work, first, |vm| vm.await_boot(limit)));
-    }
+    let mut known = HashSet::new();
     for (number, job) in work.jobs.iter().enumerate() {
         report(Message::Begins { job: number })?;
+        if needs_throw_away(work, job, &mut known) {
+            // What fails here fails again, and is told then.
+            let limit = runner.boot_limit();
+            drop(with_vm(work, job, |vm| vm.await_boot(limit)));
+        }
         report(match runner.job(job) {
             Ok(samples) => Message::Samples {
                 job: number,
@@ -65,12 +66,13 @@ pub(super) fn run(work: &Work, report: &mut dyn FnMut(Message) -> Result<()>) ->
     Ok(())
 }
 
-/// Whether the first guest in this host is run once for nothing: the first one
-/// pays for what the host does once only. A warm-up does that by itself; a
-/// sweep without, or one that goes on in a new virtual host, needs it. Only its
-/// boot: that is where those costs are.
-fn needs_throw_away(work: &Work, first: &Job) -> bool {
-    !work.native && !first.warm_up
+/// Whether a guest is booted once for nothing before this job: the first one of
+/// each kernel and VMM in this host pays for what the host does once only, as
+/// loading them. A warm-up does that by itself; a sweep without, or one that
+/// goes on in a new virtual host, needs it.
+fn needs_throw_away(work: &Work, job: &Job, known: &mut HashSet<(usize, String)>) -> bool {
+    let new = known.insert((job.guest, job.config.vmm.clone()));
+    new && !work.native && !job.warm_up
 }
 
 /// In the virtual host, which is ours alone: addresses are not randomised, so
@@ -327,12 +329,19 @@ mod tests {
             facts: Vec::new(),
             boot_timeout_ms: 1,
         };
-        assert!(needs_throw_away(&work, &job));
+        let mut known = HashSet::new();
+        assert!(needs_throw_away(&work, &job, &mut known));
+        assert!(!needs_throw_away(&work, &job, &mut known));
+        job.guest = 1;
+        assert!(needs_throw_away(&work, &job, &mut known));
+        job.config.vmm = "qemu-pc".to_owned();
         job.warm_up = true;
-        assert!(!needs_throw_away(&work, &job));
-        work.native = true;
+        assert!(!needs_throw_away(&work, &job, &mut known));
         job.warm_up = false;
-        assert!(!needs_throw_away(&work, &job));
+        assert!(!needs_throw_away(&work, &job, &mut known));
+        work.native = true;
+        job.guest = 2;
+        assert!(!needs_throw_away(&work, &job, &mut known));
     }
 
     #[test]

@@ -72,6 +72,8 @@ enum Format {
     Json,
     /// A page with plots and tables, in one file
     Html,
+    /// One picture of boot, add and remove against LMB size
+    Svg,
 }
 
 /// Does `lmb report`.
@@ -98,7 +100,7 @@ fn run_compare(args: &ReportArgs, base: &Path, new: &[Group]) -> anyhow::Result<
         Format::Table => comparison.table().terminal(),
         Format::Markdown => comparison.table().markdown(),
         Format::Json => pretty(&comparison)?,
-        Format::Csv | Format::Html => {
+        Format::Csv | Format::Html | Format::Svg => {
             bail!("--compare prints a table, markdown or json; give --format one of them")
         }
     };
@@ -131,6 +133,7 @@ fn draw(sources: &[Source], groups: &[Group], format: Format) -> anyhow::Result<
         Format::Csv => csv::csv(groups),
         Format::Json => pretty(&ReportJson::of(sources, groups, &models))?,
         Format::Html => html::page(sources, groups, &models),
+        Format::Svg => html::overview(groups),
     })
 }
 

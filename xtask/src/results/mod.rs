@@ -20,7 +20,7 @@ use lmb_tools::bench::revision;
 use lmb_tools::bench::sample::Sample;
 use lmb_tools::bench::store;
 
-use self::sweeps::{SWEEPS, Sweep, TOPICS};
+use self::sweeps::{MAIN, SWEEPS, Sweep, TOPICS};
 use crate::artifacts::Programs;
 use crate::cargo::{root, succeeds};
 
@@ -249,6 +249,14 @@ impl Place {
         let to = |name: &str| self.results.join(name);
         self.report(&all, &["--format", "html"], &to("report.html"))?;
         self.report(&all, &["--format", "csv"], &to("figures.csv"))?;
+        let main: Vec<Sweep> = all
+            .iter()
+            .filter(|s| MAIN.contains(&s.name))
+            .copied()
+            .collect();
+        if !main.is_empty() {
+            self.report(&main, &["--format", "svg"], &to("overview.svg"))?;
+        }
         index::write(self, &all)
     }
 

@@ -110,6 +110,9 @@ const fn stock(
     }
 }
 
+/// Sweeps of the picture of boot, add and remove.
+pub(super) const MAIN: [&str; 3] = ["boot", "dlpar-follow", "dlpar-fixed"];
+
 /// All sweeps, in the order in which they are measured.
 pub(super) const SWEEPS: [Sweep; 18] = [
     stock(
@@ -281,6 +284,10 @@ mod tests {
                 sweep.name
             );
         }
+        assert!(
+            MAIN.iter()
+                .all(|name| SWEEPS.iter().any(|sweep| sweep.name == *name))
+        );
         for topic in TOPICS {
             assert!(SWEEPS.iter().any(|sweep| sweep.topic == topic.name));
         }

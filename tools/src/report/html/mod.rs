@@ -56,6 +56,19 @@ pub fn page(sources: &[Source], groups: &[Group], models: &[Fitted]) -> String {
     text
 }
 
+/// One picture of boot, add and remove against LMB size, in a file of its own.
+#[must_use]
+pub fn overview(groups: &[Group]) -> String {
+    let instructions = groups.iter().any(|group| group.unit == Unit::Instructions);
+    let note = if instructions {
+        "instructions, counted in the virtual KVM host: they are work, not time of real hardware"
+    } else {
+        ""
+    };
+    let plots = plots::overview(groups);
+    svg::picture("What the LMB size costs", note, &plots)
+}
+
 fn section(text: &mut String, id: &str, title: &str, plots: &[String], tables: &[Table]) {
     if plots.is_empty() && tables.is_empty() {
         return;
@@ -175,6 +188,22 @@ mod tests {
         let plots = page.matches("<svg class=\"plot\" role=\"img\"").count();
         assert!(plots >= 8, "{plots}");
         assert_eq!(page.matches("<desc").count(), plots);
+    }
+
+    #[test]
+    fn the_picture_stands_alone() {
+        let groups = group(&design());
+        let picture = overview(&groups);
+        assert!(picture.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
+        assert_eq!(picture.matches("class=\"title\"").count(), 2, "no boots");
+        assert!(picture.contains("prefers-color-scheme: dark"));
+        assert!(picture.contains("not time of real hardware"));
+        assert!(!picture.contains("NaN") && !picture.contains("<ul"));
+        for tag in ["svg", "g", "text", "title", "desc"] {
+            let open = picture.matches(&format!("<{tag}>")).count()
+                + picture.matches(&format!("<{tag} ")).count();
+            assert_eq!(open, picture.matches(&format!("</{tag}>")).count(), "{tag}");
+        }
     }
 
     #[test]

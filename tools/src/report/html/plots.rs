@@ -1,7 +1,7 @@
 //! Which plots a report has: boot, add and remove against LMB size and count,
 //! phases stacked, executed and waited, models against their rows.
 
-use super::svg::{Bar, Bars, Guide, Lines, Series, Spot, XAxis};
+use super::svg::{Bar, Bars, Guide, Lines, NARROW, Series, Spot, WIDTH, XAxis};
 use crate::bench::sample::Step;
 use crate::report::environment::Environments;
 use crate::report::figure::{Unit, change, grouped};
@@ -76,11 +76,7 @@ pub fn dlpar(groups: &[Group]) -> Vec<String> {
                 [Step::FirstRemove, Step::SecondRemove],
             ),
         ] {
-            let of = |steps: &[Step]| {
-                let is =
-                    |kind: &Kind| matches!(kind, Kind::Dlpar { step, .. } if steps.contains(step));
-                chosen(groups, unit, is)
-            };
+            let of = |steps: &[Step]| chosen(groups, unit, |kind| is_step(kind, steps));
             all.extend(against(&of(&steps), what, &format!("{id}{n}"), unit));
             let first = of(&steps[..1]);
             let parts = format!("Parts of the {title}");
@@ -118,56 +114,122 @@ fn chosen(groups: &[Group], unit: Unit, wanted: impl Fn(&Kind) -> bool) -> Vec<&
         .collect::<Vec<_>>()
 }
 
+/// Boot, add and remove against LMB size, each of the unit that is there first,
+/// for a picture that stands alone.
+#[must_use]
+pub fn overview(groups: &[Group]) -> Vec<Lines> {
+    let Some(unit) = UNITS
+        .into_iter()
+        .find(|unit| groups.iter().any(|group| group.unit == *unit))
+    else {
+        return Vec::new();
+    };
+    let plot = |what| {
+        let rows = chosen(groups, unit, |kind| match what {
+            "Boot" => matches!(kind, Kind::Boot),
+            "Add" => is_step(kind, &[Step::FirstAdd, Step::SecondAdd]),
+            _ => is_step(kind, &[Step::FirstRemove, Step::SecondRemove]),
+        });
+        let sizes: Vec<u64> = rows.iter().map(|group| group.bytes()).collect();
+        let first = sizes.first()?;
+        let title = if sizes.iter().all(|size| size == first) {
+            format!("{what} {}", format_size(*first))
+        } else {
+            what.to_owned()
+        };
+        Some(Lines {
+            width: NARROW,
+            ..lines(&rows, &title, what, unit, By::Size)
+        })
+    };
+    ["Boot", "Add", "Remove"]
+        .into_iter()
+        .filter_map(plot)
+        .collect()
+}
+
+fn is_step(kind: &Kind, steps: &[Step]) -> bool {
+    matches!(kind, Kind::Dlpar { step, .. } if steps.contains(step))
+}
+
 /// Against LMB size and against LMB count.
 fn against(rows: &[&Group], what: &str, id: &str, unit: Unit) -> Vec<String> {
     if rows.is_empty() {
         return Vec::new();
     }
-    let plot = |by: &str, x: fn(&Group) -> u64, name: fn(u64) -> String| {
-        let lines = series(rows, x);
-        let drawn: usize = lines.iter().map(|line| line.spots.len()).sum();
-        let more = match rows.len().saturating_sub(drawn) {
-            0 => String::new(),
-            n => format!(" ({n} more rows in the table)"),
-        };
-        Lines {
-            title: format!("{what} by LMB {by}{more}"),
-            id: format!("{id}{by}"),
-            x_name: format!("LMB {by}"),
-            y_name: unit.axis().to_owned(),
-            x_axis: XAxis::Doublings(x_ticks(&lines, rows, x, name)),
-            joined: true,
-            guide: Guide::None,
-            series: lines,
-        }
-        .figure()
+    let plot = |by: By| {
+        let title = format!("{what} by LMB {}", by.name());
+        lines(rows, &title, &format!("{id}{}", by.name()), unit, by).figure()
     };
-    vec![
-        plot("size", |group| group.config.lmb_size_bytes, format_size),
-        plot("count", Group::lmbs, grouped),
-    ]
+    vec![plot(By::Size), plot(By::Count)]
+}
+
+/// What rows are drawn against.
+#[derive(Clone, Copy)]
+enum By {
+    Size,
+    Count,
+}
+
+impl By {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Size => "size",
+            Self::Count => "count",
+        }
+    }
+
+    fn value(self, group: &Group) -> u64 {
+        match self {
+            Self::Size => group.config.lmb_size_bytes,
+            Self::Count => group.lmbs(),
+        }
+    }
+
+    fn show(self, value: u64) -> String {
+        match self {
+            Self::Size => format_size(value),
+            Self::Count => grouped(value),
+        }
+    }
+}
+
+/// Rows against LMB size or count.
+fn lines(rows: &[&Group], title: &str, id: &str, unit: Unit, by: By) -> Lines {
+    let series = series(rows, by);
+    let drawn: usize = series.iter().map(|line| line.spots.len()).sum();
+    let more = match rows.len().saturating_sub(drawn) {
+        0 => String::new(),
+        n => format!(" ({n} more rows in the table)"),
+    };
+    Lines {
+        title: format!("{title}{more}"),
+        id: id.to_owned(),
+        width: WIDTH,
+        x_name: format!("LMB {}", by.name()),
+        y_name: unit.axis().to_owned(),
+        x_axis: XAxis::Doublings(x_ticks(&series, rows, by)),
+        joined: true,
+        guide: Guide::None,
+        series,
+    }
 }
 
 /// A tick for each value that is drawn.
-fn x_ticks(
-    lines: &[Series],
-    rows: &[&Group],
-    x: fn(&Group) -> u64,
-    name: fn(u64) -> String,
-) -> Vec<(f64, String)> {
+fn x_ticks(lines: &[Series], rows: &[&Group], by: By) -> Vec<(f64, String)> {
     let drawn = |value: u64| {
         let mut spots = lines.iter().flat_map(|line| &line.spots);
         spots.any(|spot| spot.x == real(value))
     };
-    let mut values: Vec<u64> = rows.iter().map(|group| x(group)).collect();
+    let mut values: Vec<u64> = rows.iter().map(|group| by.value(group)).collect();
     values.sort_unstable();
     values.dedup();
     values.retain(|value| *value > 0 && drawn(*value));
-    values.into_iter().map(|v| (real(v), name(v))).collect()
+    values.into_iter().map(|v| (real(v), by.show(v))).collect()
 }
 
 /// Rows that differ in LMB size alone are a line.
-fn series(rows: &[&Group], x: fn(&Group) -> u64) -> Vec<Series> {
+fn series(rows: &[&Group], by: By) -> Vec<Series> {
     let mut parts: Vec<(Vec<String>, Vec<&Group>)> = Vec::new();
     for group in rows {
         let key = traits(group);
@@ -182,12 +244,12 @@ fn series(rows: &[&Group], x: fn(&Group) -> u64) -> Vec<Series> {
         .into_iter()
         .zip(names)
         .map(|((_, mut part), name)| {
-            part.sort_by_key(|group| x(group));
+            part.sort_by_key(|group| by.value(group));
             Series {
                 name,
                 spots: part
                     .iter()
-                    .filter_map(|group| spot(group, x(group)))
+                    .filter_map(|group| spot(group, by.value(group)))
                     .collect(),
             }
         })
@@ -385,6 +447,7 @@ pub fn models(models: &[Fitted], environments: &Environments) -> Vec<String> {
             Lines {
                 title: format!("{name}: {what}"),
                 id: format!("model{n}{}", what.split(' ').next().unwrap_or_default()),
+                width: WIDTH,
                 x_name: format!("model, {}{part}", fitted.unit.axis()),
                 y_name,
                 x_axis: XAxis::Even,

@@ -3,12 +3,16 @@
 use std::fmt::Write as _;
 
 use super::axis::{Scale, ticks};
-use super::{BOTTOM, HEIGHT, LEFT, RIGHT, STYLES, TOP, WIDTH, open};
+use super::{BOTTOM, HEIGHT, LEFT, RIGHT, STYLES, TOP, open};
 use crate::report::stats::real;
 use crate::report::table::escape;
 
 /// Values that span more than this are drawn on a logarithmic axis.
 const LOG_FROM: f64 = 20.0;
+
+/// Room for a panel's title and for a row of its legend.
+const PANEL_TITLE: f64 = 28.0;
+const LEGEND_ROW: f64 = 18.0;
 
 /// A point of a series.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +52,8 @@ pub struct Lines {
     pub title: String,
     /// A unique word for ids.
     pub id: String,
+    /// How wide it is drawn.
+    pub width: f64,
     /// Name of the x axis.
     pub x_name: String,
     /// Name of the y axis, with its unit.
@@ -77,19 +83,16 @@ impl Lines {
     /// The figure: caption, plot, legend.
     #[must_use]
     pub fn figure(&self) -> String {
-        let spots = || self.series.iter().flat_map(|series| &series.spots);
-        if spots().next().is_none() {
+        if self.is_empty() {
             return String::new();
         }
-        let x = self.x_scale();
-        let y = self.y_scale();
-        let mut text = open(&self.title, &self.id, &self.describe(), (WIDTH, HEIGHT));
-        self.y_axis(&mut text, &y);
-        self.x_axis(&mut text, &x);
-        self.guide(&mut text, &x, &y);
-        for (index, series) in self.series.iter().enumerate() {
-            self.draw(&mut text, index, series, (&x, &y));
-        }
+        let mut text = open(
+            &self.title,
+            &self.id,
+            &self.describe(),
+            (self.width, HEIGHT),
+        );
+        self.drawing(&mut text);
         text.push_str("</svg>\n");
         let names: Vec<&str> = self.series.iter().map(|s| s.name.as_str()).collect();
         if names.iter().any(|name| !name.is_empty()) {
@@ -97,6 +100,62 @@ impl Lines {
         }
         text.push_str("</figure>\n");
         text
+    }
+
+    fn is_empty(&self) -> bool {
+        self.series.iter().all(|series| series.spots.is_empty())
+    }
+
+    /// Axes, lines and points.
+    fn drawing(&self, text: &mut String) {
+        let x = self.x_scale();
+        let y = self.y_scale();
+        self.y_axis(text, &y);
+        self.x_axis(text, &x);
+        self.guide(text, &x, &y);
+        for (index, series) in self.series.iter().enumerate() {
+            self.draw(text, index, series, (&x, &y));
+        }
+    }
+
+    /// Height of [`Lines::panel`]'s part.
+    pub(super) fn panel_height(&self) -> f64 {
+        let names = real(u64::try_from(self.series.len()).unwrap_or(0));
+        PANEL_TITLE + HEIGHT + names * LEGEND_ROW + LEGEND_ROW / 2.0
+    }
+
+    /// Title, plot and legend as a part of a picture that stands alone, with
+    /// its corner at `(left, top)`.
+    pub(super) fn panel(&self, text: &mut String, (left, top): (f64, f64)) {
+        let _ = writeln!(
+            text,
+            "<g transform=\"translate({left} {top})\">\n\
+             <text class=\"title\" x=\"{LEFT}\" y=\"20\">{}</text>\n\
+             <g transform=\"translate(0 {PANEL_TITLE})\">",
+            escape(&self.title)
+        );
+        if !self.is_empty() {
+            self.drawing(text);
+        }
+        text.push_str("</g>\n");
+        let mut at = PANEL_TITLE + HEIGHT + LEGEND_ROW / 2.0;
+        for (index, series) in self.series.iter().enumerate() {
+            let _ = writeln!(
+                text,
+                "<g class=\"s{}\"><line class=\"line\"{} x1=\"{LEFT}\" x2=\"{}\" y1=\"{at}\" \
+                 y2=\"{at}\"/><path class=\"mark\" d=\"{}\"/></g>\n\
+                 <text class=\"value\" x=\"{}\" y=\"{}\">{}</text>",
+                index % STYLES,
+                dashes(index),
+                LEFT + 26.0,
+                mark(index, LEFT + 13.0, at),
+                LEFT + 34.0,
+                at + 4.0,
+                escape(&series.name)
+            );
+            at += LEGEND_ROW;
+        }
+        text.push_str("</g>\n");
     }
 
     fn values(&self, f: impl Fn(&Spot) -> f64) -> (f64, f64) {
@@ -120,7 +179,7 @@ impl Lines {
             from,
             to,
             start: LEFT,
-            end: WIDTH - RIGHT,
+            end: self.width - RIGHT,
         }
     }
 
@@ -157,7 +216,7 @@ impl Lines {
                 text,
                 "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
                  <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{name}</text>",
-                WIDTH - RIGHT,
+                self.width - RIGHT,
                 LEFT - 8.0,
                 at + 4.0
             );
@@ -176,7 +235,7 @@ impl Lines {
         let _ = writeln!(
             text,
             "<line class=\"axis\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{base}\" y2=\"{base}\"/>",
-            WIDTH - RIGHT
+            self.width - RIGHT
         );
         let all = match &self.x_axis {
             XAxis::Doublings(ticks) => ticks.clone(),
@@ -206,7 +265,7 @@ impl Lines {
         let _ = writeln!(
             text,
             "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-            (LEFT + WIDTH - RIGHT) / 2.0,
+            (LEFT + self.width - RIGHT) / 2.0,
             HEIGHT - 10.0,
             escape(&self.x_name)
         );
@@ -267,7 +326,7 @@ impl Lines {
     }
 
     /// Every point in words, for those who do not see the plot.
-    fn describe(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         let all: Vec<String> = self
             .series
             .iter()
@@ -331,6 +390,7 @@ fn mark(index: usize, x: f64, y: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::WIDTH;
     use super::*;
     use proptest::prelude::*;
 
@@ -345,7 +405,7 @@ mod tests {
                 x: *x, y: *y, range: Some((*y, *y)), words: String::new(),
             });
             let lines = Lines {
-                title: "t".into(), id: "i".into(), x_name: "x".into(), y_name: "y".into(),
+                title: "t".into(), id: "i".into(), width: WIDTH, x_name: "x".into(), y_name: "y".into(),
                 x_axis: if even { XAxis::Even } else { XAxis::Doublings(Vec::new()) },
                 joined: true, guide,
                 series: vec![Series { name: "s".into(), spots: spots.collect() }],
@@ -355,7 +415,7 @@ mod tests {
             let (x, y) = (lines.x_scale(), lines.y_scale());
             for (vx, vy) in values {
                 let (ax, ay) = (x.at(vx), y.at(vy));
-                prop_assert!((LEFT..=WIDTH - RIGHT).contains(&ax), "{}", ax);
+                prop_assert!((LEFT..=lines.width - RIGHT).contains(&ax), "{}", ax);
                 prop_assert!((TOP..=HEIGHT - BOTTOM).contains(&ay), "{}", ay);
             }
         }

@@ -5,13 +5,18 @@
 mod axis;
 mod bars;
 mod lines;
+mod picture;
 
 pub use bars::{Bar, Bars};
 pub use lines::{Guide, Lines, Series, Spot, XAxis};
+pub use picture::picture;
 
 use crate::report::table::escape;
 
-const WIDTH: f64 = 640.0;
+/// Width of a plot on the page.
+pub const WIDTH: f64 = 640.0;
+/// Width of one of several side by side in a picture.
+pub const NARROW: f64 = 400.0;
 const HEIGHT: f64 = 340.0;
 const LEFT: f64 = 74.0;
 const RIGHT: f64 = 18.0;
