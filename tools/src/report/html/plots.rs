@@ -535,7 +535,7 @@ mod tests {
         }
         let groups = group(&samples);
         let rows: Vec<&Group> = groups.iter().collect();
-        let series = series(&rows, Group::lmbs);
+        let series = series(&rows, By::Count);
         let names: Vec<&str> = series.iter().map(|s| s.name.as_str()).collect();
         assert_eq!(names, ["6.1.0-18-cloud-amd64", "6.12"]);
         let xs: Vec<f64> = series[0].spots.iter().map(|spot| spot.x).collect();
