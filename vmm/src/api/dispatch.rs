@@ -56,6 +56,7 @@ pub(super) fn dispatch(action: Action, accepted_ns: u64, context: &mut Context<'
             Reply::no_content()
         }
         Action::Memory => Reply::json(200, &context.coordinator.memory_info()),
+        Action::Lmbs => Reply::json(200, &context.coordinator.lmb_list()),
         Action::StartOperation(request) => return start(&request, accepted_ns, context),
         Action::Operations => Reply::json(200, &context.coordinator.operations()),
         Action::Operation(id) => match context.coordinator.operation(id) {
@@ -144,10 +145,17 @@ fn status_of(error: &RequestError) -> u16 {
         | RequestError::ZeroAmount(..)
         | RequestError::BadTimeout(_)
         | RequestError::NotWholeLmbs { .. }
+        | RequestError::BadOption(_)
+        | RequestError::BadIndices(_)
+        | RequestError::NoSuchLmb(..)
+        | RequestError::BootLmb(..)
         | RequestError::BelowBoot { .. }
         | RequestError::AboveMax { .. } => 400,
         RequestError::NoWindow
         | RequestError::DriverNotActive
+        | RequestError::GuestNotUp
+        | RequestError::IndicesNeedAcpi
+        | RequestError::LmbState(..)
         | RequestError::WindowFailed(_)
         | RequestError::Resetting => 409,
         RequestError::Books(_) => 500,

@@ -19,6 +19,8 @@ pub(super) enum Action {
     Reset,
     /// The VM's memory.
     Memory,
+    /// How each LMB stands.
+    Lmbs,
     /// Start an operation on it.
     StartOperation(MemoryRequest),
     /// The operations remembered.
@@ -38,6 +40,7 @@ enum Endpoint {
     PowerOff,
     Reset,
     Memory,
+    Lmbs,
     ChangeMemory,
     StartOperation,
     Operations,
@@ -53,6 +56,7 @@ const ROUTES: &[(Method, &str, Endpoint)] = &[
     (Method::Post, "/api/v1/vm/power-off", Endpoint::PowerOff),
     (Method::Post, "/api/v1/vm/reset", Endpoint::Reset),
     (Method::Get, "/api/v1/memory", Endpoint::Memory),
+    (Method::Get, "/api/v1/memory/lmbs", Endpoint::Lmbs),
     (Method::Patch, "/api/v1/memory", Endpoint::ChangeMemory),
     (
         Method::Post,
@@ -157,6 +161,7 @@ fn action(endpoint: Endpoint, id: &str, body: &[u8]) -> Result<Action, Reply> {
         Endpoint::Vm => Action::Vm,
         Endpoint::PowerOff => Action::PowerOff,
         Endpoint::Reset => Action::Reset,
+        Endpoint::Lmbs => Action::Lmbs,
         Endpoint::Memory | Endpoint::ChangeMemory | Endpoint::StartOperation => Action::Memory,
         Endpoint::Operations => Action::Operations,
         Endpoint::Operation => Action::Operation(operation_id(id)?),

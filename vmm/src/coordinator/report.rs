@@ -1,9 +1,12 @@
 //! What clients are told: computed from the books at the moment of asking.
 
+use lmb_memory::{GuestRange, Layout, LmbIndex};
+
 use super::Coordinator;
 use super::operation::{OperationCounts, OperationId, Record};
-use super::window::Window;
-use crate::protocol::{Hotplug, MemoryInfo, Operation, OperationState};
+use crate::protocol::{
+    AddressRange, LmbList, LmbRun, LmbState, MemoryInfo, Operation, OperationState,
+};
 
 impl Coordinator {
     /// Whether the reply of a call that waits for operation `id` is due.
@@ -67,7 +70,7 @@ impl Coordinator {
         let bytes = |lmbs: u64| lmbs.saturating_mul(self.fixed.lmb_bytes);
         let boot_bytes = self.fixed.boot_bytes;
         MemoryInfo {
-            hotplug: Hotplug::VirtioMem,
+            hotplug: self.fixed.hotplug,
             lmb_size_bytes: self.fixed.lmb_bytes,
             guest_block_size_bytes: self.fixed.guest_block_bytes,
             slot_size_bytes: self.fixed.slot_bytes,
@@ -76,7 +79,7 @@ impl Coordinator {
             max_bytes: boot_bytes.saturating_add(bytes(sizes.window_lmbs)),
             total_bytes: self.total_bytes(),
             target_bytes: boot_bytes.saturating_add(bytes(sizes.requested_lmbs)),
-            windows: self.windows.iter().map(Window::info).collect(),
+            windows: self.windows.iter().map(|window| window.info()).collect(),
             operation: self.log.newest().map(|record| self.show(record)),
         }
     }
@@ -85,7 +88,80 @@ impl Coordinator {
         let mut shown = record.shown.clone();
         if record.running() {
             shown.plugged_bytes = self.total_bytes();
+            let windows = self.windows.iter();
+            shown.changes = windows.flat_map(|window| window.changes()).collect();
+            shown.message = self.windows.iter().find_map(|window| window.waits_behind());
         }
         shown
+    }
+
+    /// How the VM's LMBs stand.
+    #[must_use]
+    pub fn lmb_list(&self) -> LmbList {
+        let windows = self.windows.iter().flat_map(|window| window.lmbs());
+        LmbList {
+            lmb_size_bytes: self.fixed.lmb_bytes,
+            lmbs: self.boot_lmbs.iter().cloned().chain(windows).collect(),
+        }
+    }
+}
+
+/// Boot LMBs: a run for those that each lie whole in one piece of memory, and
+/// one for each that does not.
+pub(super) fn boot_lmbs(layout: &Layout) -> Vec<LmbRun> {
+    let lmb_bytes = layout.lmb_size.bytes().get();
+    let mut runs: Vec<LmbRun> = Vec::new();
+    let mut offset = 0_u64;
+    for piece in &layout.boot {
+        let (start, end) = (offset, offset.saturating_add(piece.range.len().get()));
+        let (first, last) = (start.div_ceil(lmb_bytes), end / lmb_bytes);
+        if !start.is_multiple_of(lmb_bytes) {
+            let broken = LmbIndex::new(start / lmb_bytes);
+            if runs.last().is_none_or(|run| run.first != broken.get()) {
+                let ranges = layout.boot_lmb_pieces(broken);
+                runs.push(boot_run(
+                    broken.get(),
+                    1,
+                    ranges.into_iter().map(range).collect(),
+                ));
+            }
+        }
+        if last > first {
+            let start_address = piece
+                .range
+                .start()
+                .get()
+                .saturating_add(first * lmb_bytes - start);
+            let count = last - first;
+            runs.push(boot_run(
+                first,
+                count,
+                vec![AddressRange {
+                    start_address,
+                    size_bytes: count.saturating_mul(lmb_bytes),
+                }],
+            ));
+        }
+        offset = end;
+    }
+    runs
+}
+
+fn boot_run(first: u64, count: u64, ranges: Vec<AddressRange>) -> LmbRun {
+    LmbRun {
+        first,
+        count,
+        state: LmbState::Boot,
+        node: 0,
+        ranges,
+        guest_has: Some(true),
+        last_failure: None,
+    }
+}
+
+fn range(range: GuestRange) -> AddressRange {
+    AddressRange {
+        start_address: range.start().get(),
+        size_bytes: range.len().get(),
     }
 }

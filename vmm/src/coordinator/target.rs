@@ -4,9 +4,9 @@
 //! Sizes are of the whole VM. Boot memory is `boot_lmbs` whole LMBs and cannot
 //! be removed; what is left of a wanted size is spread over the windows.
 
-use lmb_memory::Bytes;
+use lmb_memory::{Bytes, Change, LmbCount, LmbIndex, LmbRange};
 
-use crate::protocol::{MemoryAction, MemoryRequest};
+use crate::protocol::{Hotplug, LmbSpan, LmbState, MemoryAction, MemoryRequest};
 
 /// The longest deadline of an operation, milliseconds: a day.
 pub const MAX_TIMEOUT_MS: u64 = 86_400_000;
@@ -14,8 +14,8 @@ pub const MAX_TIMEOUT_MS: u64 = 86_400_000;
 /// Why an operation was not started. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// None or both of the two ways to give an amount.
-    #[error("give exactly one of size_bytes and lmbs; this request gives {0}")]
+    /// None or several of the ways to give an amount.
+    #[error("give exactly one of size_bytes, lmbs and indices; this request gives {0}")]
     BadAmount(&'static str),
     /// An add or remove of nothing.
     #[error("an {0} of nothing changes nothing; give at least one LMB ({1})")]
@@ -70,6 +70,36 @@ pub enum RequestError {
     /// A window that would have to change takes no changes any more.
     #[error("{0}; reset or restart the VM to change its memory again")]
     WindowFailed(String),
+    /// No guest has looked for ACPI events yet.
+    #[error(
+        "the guest's ACPI event device has not looked for events yet, so the guest would not act \
+         on a request; the target stays as it is. Wait until the guest's kernel has started and \
+         try again"
+    )]
+    GuestNotUp,
+    /// LMBs are named where the guest chooses.
+    #[error(
+        "this VM changes its memory by virtio-mem, where the guest chooses the LMBs: give an \
+         amount, or start the VM with --hotplug acpi to name LMBs"
+    )]
+    IndicesNeedAcpi,
+    /// An option that does not fit.
+    #[error("{0}")]
+    BadOption(&'static str),
+    /// A list of LMBs that is none.
+    #[error("the list of LMBs {0}; name each LMB once, as first and count")]
+    BadIndices(&'static str),
+    /// LMBs that the VM does not have.
+    #[error("there is no LMB {0:#x}: this VM has LMBs 0x0 to {1:#x}")]
+    NoSuchLmb(u64, u64),
+    /// A boot LMB.
+    #[error(
+        "LMB {0:#x} is boot memory, which is always there; LMBs that come and go begin at {1:#x}"
+    )]
+    BootLmb(u64, u64),
+    /// An LMB that does not stand as the request needs it.
+    #[error("LMB {0:#x} is {state}: `lmb mem show --lmbs` shows how each stands", state = words(*.1))]
+    LmbState(u64, LmbState),
     /// The machine is being built anew after a reset.
     #[error("the VM is being reset; try again when the guest runs")]
     Resetting,
@@ -90,12 +120,100 @@ impl RequestError {
             Self::BelowBoot { .. } => "below_boot",
             Self::AboveMax { .. } => "above_max",
             Self::NoWindow => "no_window",
-            Self::DriverNotActive => "driver_not_active",
+            Self::DriverNotActive | Self::GuestNotUp => "driver_not_active",
+            Self::IndicesNeedAcpi => "indices_need_acpi",
+            Self::BadOption(_) => "bad_option",
+            Self::BadIndices(_) => "bad_indices",
+            Self::NoSuchLmb(..) => "no_such_lmb",
+            Self::BootLmb(..) => "boot_lmb",
+            Self::LmbState(..) => "lmb_state",
             Self::WindowFailed(_) => "window_failed",
             Self::Resetting => "resetting",
             Self::Books(_) => "internal",
         }
     }
+}
+
+fn words(state: LmbState) -> &'static str {
+    match state {
+        LmbState::Boot => "boot memory",
+        LmbState::Unplugged => "not there",
+        LmbState::Adding => "just being added",
+        LmbState::Plugged => "there already",
+        LmbState::Removing => "just being removed",
+        LmbState::Leaving => "given back by the guest and not taken by the host yet",
+    }
+}
+
+/// The LMBs that a request names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Listed {
+    pub(super) change: Change,
+    /// By index in the VM: ascending, sharing none, none empty.
+    spans: Vec<LmbSpan>,
+}
+
+impl Listed {
+    /// Those of a window, as runs of the window.
+    pub(super) fn within(&self, first_lmb: u64, lmbs: u64) -> Vec<LmbRange> {
+        let end = first_lmb.saturating_add(lmbs);
+        self.spans
+            .iter()
+            .filter_map(|span| {
+                let start = span.first.max(first_lmb);
+                let count = span
+                    .first
+                    .saturating_add(span.count)
+                    .min(end)
+                    .checked_sub(start)?;
+                let first = LmbIndex::new(start.checked_sub(first_lmb)?);
+                LmbRange::new(first, LmbCount::new(count)).ok()
+            })
+            .collect()
+    }
+}
+
+/// The LMBs that a request with indices names, checked against the VM's.
+pub(super) fn listed(request: &MemoryRequest, sizes: &Sizes) -> Result<Listed, RequestError> {
+    let change = match request.action {
+        MemoryAction::Add => Change::Plug,
+        MemoryAction::Remove => Change::Unplug,
+        MemoryAction::Set => {
+            return Err(RequestError::BadOption(
+                "a set is of a size; indices go with add and remove",
+            ));
+        }
+    };
+    if request.size_bytes.is_some() || request.lmbs.is_some() {
+        return Err(RequestError::BadAmount("more than one"));
+    }
+    let mut spans = request.indices.clone().unwrap_or_default();
+    spans.sort_unstable();
+    if spans.is_empty() || spans.iter().any(|span| span.count == 0) {
+        return Err(RequestError::BadIndices("names none"));
+    }
+    if sizes.window_lmbs == 0 {
+        return Err(RequestError::NoWindow);
+    }
+    let end = sizes.boot_lmbs.saturating_add(sizes.window_lmbs);
+    let mut next = 0;
+    for span in &spans {
+        let last = span.first.saturating_add(span.count - 1);
+        if span.first < sizes.boot_lmbs {
+            return Err(RequestError::BootLmb(span.first, sizes.boot_lmbs));
+        }
+        if last >= end {
+            return Err(RequestError::NoSuchLmb(
+                last.min(span.first.max(end)),
+                end - 1,
+            ));
+        }
+        if span.first < next {
+            return Err(RequestError::BadIndices("names an LMB twice"));
+        }
+        next = last.saturating_add(1);
+    }
+    Ok(Listed { change, spans })
 }
 
 /// The sizes a request is judged by, in LMBs unless named otherwise.
@@ -127,11 +245,33 @@ impl Sizes {
         }
     }
 
-    /// LMBs wanted of all windows together once `request` is fulfilled.
-    pub(super) fn wanted_lmbs(&self, request: &MemoryRequest) -> Result<u64, RequestError> {
+    /// Whether deadline and options of a request fit each other and the VM.
+    pub(super) fn check_options(
+        &self,
+        request: &MemoryRequest,
+        hotplug: Hotplug,
+    ) -> Result<(), RequestError> {
         if !(1..=MAX_TIMEOUT_MS).contains(&request.timeout_ms) {
             return Err(RequestError::BadTimeout(request.timeout_ms));
         }
+        if request.indices.is_some() && hotplug == Hotplug::VirtioMem {
+            return Err(RequestError::IndicesNeedAcpi);
+        }
+        if request.all_or_nothing && hotplug == Hotplug::VirtioMem {
+            return Err(RequestError::BadOption(
+                "all_or_nothing needs --hotplug acpi: a virtio-mem guest chooses what it removes",
+            ));
+        }
+        if request.all_or_nothing && request.action != MemoryAction::Remove {
+            return Err(RequestError::BadOption(
+                "all_or_nothing is for removals; an add keeps what the guest could add",
+            ));
+        }
+        Ok(())
+    }
+
+    /// LMBs wanted of all windows together once `request` is fulfilled.
+    pub(super) fn wanted_lmbs(&self, request: &MemoryRequest) -> Result<u64, RequestError> {
         let amount = self.amount_lmbs(request)?;
         let boot = u128::from(self.boot_lmbs);
         let target = boot.saturating_add(u128::from(self.requested_lmbs));
@@ -352,8 +492,8 @@ mod tests {
         for timeout_ms in [0, MAX_TIMEOUT_MS + 1] {
             let mut request = request(Add, None, Some(1));
             request.timeout_ms = timeout_ms;
-            let error = sizes().wanted_lmbs(&request).unwrap_err();
-            assert_eq!(error, RequestError::BadTimeout(timeout_ms));
+            let error = sizes().check_options(&request, Hotplug::VirtioMem);
+            assert_eq!(error, Err(RequestError::BadTimeout(timeout_ms)));
         }
     }
 

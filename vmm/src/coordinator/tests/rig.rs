@@ -19,10 +19,11 @@ use lmb_memory::{
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::poll::PollContext;
 
+use crate::coordinator::window::virtio::VirtioWindow;
 use crate::coordinator::{
     Coordinator, EffectError, HotplugDevice, OperationId, RequestError, WindowEffects, WindowParts,
 };
-use crate::protocol::{MemoryAction, MemoryRequest, Operation};
+use crate::protocol::{Hotplug, MemoryAction, MemoryRequest, Operation};
 use crate::timeline::Clock;
 
 pub(crate) const LMB_BYTES: u64 = 2 << 20;
@@ -163,13 +164,17 @@ impl HostEffects {
 impl WindowEffects for HostEffects {
     fn plug(&mut self, runs: &[LmbRange]) -> Result<(), EffectError> {
         self.enter();
-        // The guest plugs one run at a time.
-        for &run in runs {
-            self.memory
-                .open(run)
-                .map_err(|error| EffectError::Undone(error.to_string()))?;
-            self.host.open.lock().unwrap().extend(lmbs_of(run));
+        for (number, &run) in runs.iter().enumerate() {
+            if let Err(error) = self.memory.open(run) {
+                for &earlier in &runs[..number] {
+                    self.take_out(earlier)
+                        .map_err(|worse| EffectError::Inconsistent(worse.to_string()))?;
+                }
+                return Err(EffectError::Undone(error.to_string()));
+            }
         }
+        let lmbs = runs.iter().flat_map(|run| lmbs_of(*run));
+        self.host.open.lock().unwrap().extend(lmbs);
         Ok(())
     }
 
@@ -362,8 +367,13 @@ impl Rig {
         let clock = TestClock::new();
         let effect_done = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap());
         let shared: Arc<dyn Clock> = Arc::clone(&clock) as _;
-        let mut coordinator =
-            Coordinator::with_clock(&layout, 500, Arc::clone(&effect_done), shared);
+        let mut coordinator = Coordinator::with_clock(
+            &layout,
+            Hotplug::VirtioMem,
+            500,
+            Arc::clone(&effect_done),
+            shared,
+        );
         let (machine, host, faults) = build(&mut coordinator, &layout);
         Self {
             coordinator,
@@ -393,6 +403,11 @@ impl Rig {
 
     pub(crate) fn guest(&mut self) -> &mut Guest {
         self.guest.as_mut().expect("a driver")
+    }
+
+    /// The window, as what it is.
+    fn window(&self) -> &VirtioWindow {
+        self.coordinator.windows[0].as_any().downcast_ref().unwrap()
     }
 
     pub(crate) fn busy(&self) -> bool {
@@ -485,7 +500,7 @@ impl Rig {
         }
         assert!(!ledger.is_busy());
         if let Some(guest) = &self.guest {
-            assert_eq!(guest.config(), self.coordinator.windows[0].config());
+            assert_eq!(guest.config(), self.window().config());
         }
     }
 }
@@ -497,15 +512,43 @@ impl Drop for Rig {
     }
 }
 
+/// A window's host half without KVM.
+pub(crate) struct HostHalf {
+    pub(crate) ram: GuestRam,
+    pub(crate) access: AccessMap,
+    pub(crate) effects: Box<dyn WindowEffects>,
+    pub(crate) host: Host,
+    pub(crate) faults: lmb_memory::host::fault::FaultControl,
+}
+
+pub(crate) fn host_half(layout: &Layout) -> HostHalf {
+    let memory = lmb_memory::create(layout, &BackingOptions::default()).unwrap();
+    let (window, faults) = FaultyWindow::new(memory.window.unwrap());
+    let host = Host::default();
+    HostHalf {
+        ram: memory.guest,
+        access: memory.access.unwrap(),
+        effects: Box::new(HostEffects {
+            memory: window,
+            host: host.clone(),
+        }),
+        host,
+        faults,
+    }
+}
+
 /// Builds a machine and attaches it.
 fn build(
     coordinator: &mut Coordinator,
     layout: &Layout,
 ) -> (Plugboard, Host, lmb_memory::host::fault::FaultControl) {
-    let memory = lmb_memory::create(layout, &BackingOptions::default()).unwrap();
-    let access = memory.access.unwrap();
-    let (window, faults) = FaultyWindow::new(memory.window.unwrap());
-    let host = Host::default();
+    let HostHalf {
+        ram,
+        access,
+        effects,
+        host,
+        faults,
+    } = host_half(layout);
     let interrupts = Arc::clone(&host.line);
     let line: Arc<dyn InterruptLine> = Arc::clone(&interrupts) as _;
     let wake: Arc<dyn OwnerWake> = Arc::new(Counter::default());
@@ -515,20 +558,16 @@ fn build(
     let machine = Plugboard {
         bus: device.bus_device(),
         // The driver double borrows guest memory for as long as it lives.
-        ram: Box::leak(Box::new(memory.guest.clone())),
+        ram: Box::leak(Box::new(ram.clone())),
         interrupts,
         access: access.clone(),
-    };
-    let effects = HostEffects {
-        memory: window,
-        host: host.clone(),
     };
     coordinator
         .attach(WindowParts {
             device: HotplugDevice::VirtioMem(device),
-            ram: memory.guest,
+            ram,
             access,
-            effects: Box::new(effects),
+            effects,
         })
         .unwrap();
     (machine, host, faults)
@@ -536,7 +575,7 @@ fn build(
 
 /// Blocks until `event` is readable; a test that waits longer than any effect
 /// takes has found a lost wake-up.
-fn wait_readable(event: &EventFd) {
+pub(crate) fn wait_readable(event: &EventFd) {
     let context = PollContext::<u32>::new().unwrap();
     context.add(event, 0).unwrap();
     let ready = context.wait_timeout(Duration::from_secs(20)).unwrap();

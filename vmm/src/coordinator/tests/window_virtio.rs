@@ -3,15 +3,20 @@
 
 use lmb_devices::mmio::registers::STATUS;
 
-use super::Observer;
+use super::{Observer, VirtioWindow};
+use crate::coordinator::Coordinator;
 use crate::coordinator::tests::rig::Rig;
+
+fn virtio(coordinator: &mut Coordinator) -> &mut VirtioWindow {
+    coordinator.windows[0].as_any_mut().downcast_mut().unwrap()
+}
 
 #[test]
 fn a_request_whose_device_is_reset_before_its_effect_starts_has_none() {
     let mut rig = Rig::new();
     rig.add(1);
     rig.guest().step();
-    let window = &mut rig.coordinator.windows[0];
+    let window = virtio(&mut rig.coordinator);
     let machine = window.machine.as_mut().unwrap();
     let (ticket, request) = machine.device.next_request(&machine.ram).unwrap();
     let plan = window.decide(request).unwrap();
@@ -24,7 +29,9 @@ fn a_request_whose_device_is_reset_before_its_effect_starts_has_none() {
         log: &mut coordinator.log,
         clock: &*coordinator.clock,
     };
-    coordinator.windows[0].begin(ticket, plan, &mut observer);
+    let window = coordinator.windows[0].as_any_mut();
+    let window = window.downcast_mut::<VirtioWindow>().unwrap();
+    window.begin(ticket, plan, &mut observer);
     assert!(!rig.busy());
     rig.probe();
     rig.assert_agreement();
