@@ -9,6 +9,8 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use lmb_memory::Hotplug;
+
 /// The path prefix of every call; the number changes when a reply changes
 /// incompatibly.
 pub const API_PREFIX: &str = "/api/v1";
@@ -33,31 +35,6 @@ pub enum EntryKind {
     Elf,
     /// The bzImage's 64-bit boot protocol entry: the guest decompresses itself.
     Bzimage,
-}
-
-/// By what means the guest's memory is changed while it runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Hotplug {
-    /// A virtio-mem device: the guest's driver takes and returns ranges of
-    /// its own choice.
-    #[default]
-    #[serde(rename = "virtio-mem")]
-    VirtioMem,
-    /// An ACPI memory device for each LMB: the VMM names the LMB that comes
-    /// or goes.
-    #[serde(rename = "acpi")]
-    Acpi,
-}
-
-impl Hotplug {
-    /// Its name in options, replies and results.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::VirtioMem => "virtio-mem",
-            Self::Acpi => "acpi",
-        }
-    }
 }
 
 /// The kernel a VM runs, as `GET /api/v1/vm` reports it.

@@ -22,7 +22,7 @@ use crate::console::ConsoleInput;
 use crate::control::{Control, kernel_info};
 use crate::coordinator::{Coordinator, CoordinatorError, RequestError};
 use crate::machine::{BuildError, Machine};
-use crate::protocol::{Hotplug, VmState};
+use crate::protocol::VmState;
 use crate::signals;
 use crate::timeline::{BootEvent, monotonic_ns};
 use crate::vcpu::VcpuFailure;
@@ -107,8 +107,7 @@ struct Vmm {
 /// When it is not.
 pub fn check(config: &VmConfig, layout: &Layout) -> Result<(), VmmError> {
     if let Some(total) = config.requested_memory {
-        Coordinator::new(layout, Hotplug::VirtioMem, 0, Arc::new(event_fd()?))
-            .request_at_start(total)?;
+        Coordinator::new(layout, 0, Arc::new(event_fd()?)).request_at_start(total)?;
     }
     Ok(())
 }
@@ -166,12 +165,7 @@ impl Vmm {
             .transpose()?;
         let device_wake: Arc<dyn OwnerWake> = Arc::clone(&wake) as _;
         let effect_done = Arc::new(event_fd()?);
-        let mut coordinator = Coordinator::new(
-            &layout,
-            Hotplug::VirtioMem,
-            process_start_ns,
-            Arc::clone(&effect_done),
-        );
+        let mut coordinator = Coordinator::new(&layout, process_start_ns, Arc::clone(&effect_done));
         if let Some(total) = config.requested_memory {
             coordinator.request_at_start(total)?;
         }

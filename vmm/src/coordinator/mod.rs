@@ -103,21 +103,15 @@ impl Coordinator {
     /// `start_ns` is when the process started; `effect_done`, which must not
     /// block, is written when [`Coordinator::on_effect_done`] is to be called.
     #[must_use]
-    pub fn new(
-        layout: &Layout,
-        hotplug: Hotplug,
-        start_ns: u64,
-        effect_done: Arc<EventFd>,
-    ) -> Self {
+    pub fn new(layout: &Layout, start_ns: u64, effect_done: Arc<EventFd>) -> Self {
         let clock = Arc::new(MonotonicClock);
-        Self::with_clock(layout, hotplug, start_ns, effect_done, clock)
+        Self::with_clock(layout, start_ns, effect_done, clock)
     }
 
     /// The same with another clock.
     #[must_use]
     pub fn with_clock(
         layout: &Layout,
-        hotplug: Hotplug,
         start_ns: u64,
         effect_done: Arc<EventFd>,
         clock: Arc<dyn Clock>,
@@ -125,12 +119,18 @@ impl Coordinator {
         let mut first_lmb = layout.boot_lmbs.get();
         let mut windows = Vec::new();
         for (id, window) in (0_u32..).zip(&layout.window) {
-            windows.push(window::new(hotplug, id, window, layout.lmb_size, first_lmb));
+            windows.push(window::new(
+                layout.hotplug,
+                id,
+                window,
+                layout.lmb_size,
+                first_lmb,
+            ));
             first_lmb = first_lmb.saturating_add(window.lmbs.get());
         }
         Self {
             fixed: Fixed {
-                hotplug,
+                hotplug: layout.hotplug,
                 lmb_bytes: layout.lmb_size.bytes().get(),
                 boot_lmbs: layout.boot_lmbs.get(),
                 boot_bytes: layout.boot_bytes.get(),

@@ -212,12 +212,16 @@ impl AcpiRig {
     /// A guest that was started with LMBs requested and has looked at what is
     /// present, and no more.
     pub(crate) fn booting(requested_lmbs: u64, fail_first_open: bool) -> Self {
-        let layout = layout(true);
+        // LMBs smaller than any guest's block make a test that is quick.
+        let layout = Layout {
+            hotplug: Hotplug::Acpi,
+            ..layout(true)
+        };
         let clock = TestClock::new();
         let effect_done = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap());
         let shared: Arc<dyn Clock> = Arc::clone(&clock) as _;
         let done = Arc::clone(&effect_done);
-        let mut coordinator = Coordinator::with_clock(&layout, Hotplug::Acpi, 500, done, shared);
+        let mut coordinator = Coordinator::with_clock(&layout, 500, done, shared);
         if requested_lmbs > 0 {
             let total = layout.lmb_size.bytes().get() * (BOOT_LMBS + requested_lmbs);
             coordinator

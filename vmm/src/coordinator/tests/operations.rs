@@ -114,7 +114,7 @@ fn between_machines_operations_are_refused() {
 fn a_vm_without_a_window_says_so() {
     let layout = super::rig::layout(false);
     let event = Arc::new(vmm_sys_util::eventfd::EventFd::new(0).unwrap());
-    let mut coordinator = Coordinator::new(&layout, crate::protocol::Hotplug::VirtioMem, 0, event);
+    let mut coordinator = Coordinator::new(&layout, 0, event);
     let mut request = crate::protocol::MemoryRequest {
         action: MemoryAction::Add,
         size_bytes: Some(LMB_BYTES),

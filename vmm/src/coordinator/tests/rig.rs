@@ -23,7 +23,7 @@ use crate::coordinator::window::virtio::VirtioWindow;
 use crate::coordinator::{
     Coordinator, EffectError, HotplugDevice, OperationId, RequestError, WindowEffects, WindowParts,
 };
-use crate::protocol::{Hotplug, MemoryAction, MemoryRequest, Operation};
+use crate::protocol::{MemoryAction, MemoryRequest, Operation};
 use crate::timeline::Clock;
 
 pub(crate) const LMB_BYTES: u64 = 2 << 20;
@@ -367,13 +367,8 @@ impl Rig {
         let clock = TestClock::new();
         let effect_done = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap());
         let shared: Arc<dyn Clock> = Arc::clone(&clock) as _;
-        let mut coordinator = Coordinator::with_clock(
-            &layout,
-            Hotplug::VirtioMem,
-            500,
-            Arc::clone(&effect_done),
-            shared,
-        );
+        let mut coordinator =
+            Coordinator::with_clock(&layout, 500, Arc::clone(&effect_done), shared);
         let (machine, host, faults) = build(&mut coordinator, &layout);
         Self {
             coordinator,
