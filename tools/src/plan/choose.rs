@@ -329,6 +329,7 @@ mod tests {
             max_memory_bytes: Some(128 * GIB),
             guest_block: GuestBlock::Follow,
             slot_size_bytes: None,
+            hotplug: lmb_memory::Hotplug::VirtioMem,
         };
         SIZES.map(|lmb| plan(&request, lmb)).into()
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use lmb_memory::{Bytes, GuestBlock, LmbSize};
+use lmb_memory::{Bytes, GuestBlock, Hotplug, LmbSize};
 use serde::Serialize;
 
 use super::choose::{Choice, Evidence, Predicted, choose, predict};
@@ -29,6 +29,7 @@ Examples:
   lmb plan --partition 500G,2T --lmb-size 256M,1G
   lmb plan --memory 64G --max-memory 1T        one VM by LMB size
   lmb plan --memory 64G --max-memory 1T --guest-block-size 2G
+  lmb plan --memory 4G --max-memory 1T --hotplug acpi
   lmb plan --memory 8T --granularity 256M --from results.jsonl
 
 With --from the report's cost models predict boot, add and remove. Their rule for refusing is
@@ -63,6 +64,11 @@ pub struct PlanArgs {
     /// KVM slot size [default: as lmb-vmm chooses]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "memory")]
     slot_size: Option<u64>,
+
+    /// By what means memory is added and removed: virtio-mem or acpi
+    #[arg(long, value_name = "virtio-mem|acpi", default_value = "virtio-mem", requires = "memory",
+          value_parser = hotplug)]
+    hotplug: Hotplug,
 
     /// Choose the LMB size with which memory changes in steps of this, and say why
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "memory")]
@@ -103,6 +109,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<String> {
         max_memory_bytes: args.max_memory,
         guest_block: args.guest_block_size,
         slot_size_bytes: args.slot_size,
+        hotplug: args.hotplug,
     };
     let plans: Vec<VmPlan> = or_default(&args.lmb_size, &LMB_SIZES)
         .iter()
@@ -134,7 +141,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<String> {
             choice: choice.as_ref(),
         });
     }
-    let mut table = text::vm(&plans);
+    let mut table = text::vm(&plans, args.hotplug);
     table.title = title(&request);
     let mut text = table.terminal();
     if !args.from.is_empty() {
@@ -194,8 +201,9 @@ fn title(request: &VmRequest) -> String {
         None => String::new(),
     };
     format!(
-        "A VM of {}{window} by LMB size, guest block {}",
+        "A VM of {}{window} by LMB size, hotplug by {}, guest block {}",
         format_size(request.memory_bytes),
+        request.hotplug,
         match request.guest_block {
             GuestBlock::Follow => "following the LMB".to_owned(),
             GuestBlock::Fixed(size) => format!("fixed at {size}"),
@@ -218,6 +226,10 @@ fn lmb_size(text: &str) -> Result<u64, String> {
     LmbSize::new(Bytes::new(bytes))
         .map(|_| bytes)
         .map_err(|e| e.to_string())
+}
+
+fn hotplug(text: &str) -> Result<Hotplug, String> {
+    text.parse::<Hotplug>().map_err(|e| e.to_string())
 }
 
 fn guest_block(text: &str) -> Result<GuestBlock, String> {
@@ -274,6 +286,26 @@ mod tests {
     }
 
     #[test]
+    fn acpi_counts_devices_and_leaves_out_what_it_cannot() {
+        let line = "--memory 4G --max-memory 1028G --hotplug acpi --lmb-size 64M,128M,256M,4G";
+        let text = planned(line).unwrap();
+        for part in [
+            "hotplug by acpi",
+            " devices ",
+            "64 MiB is not possible",
+            "128 MiB is not possible",
+            "memmap_on_memory",
+        ] {
+            assert!(text.contains(part), "{part:?} in\n{text}");
+        }
+        assert!(!text.contains("driver mode"), "{text}");
+        let json = planned(&format!("{line} --json")).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(value["plans"][2]["driver_mode"], "acpi");
+        assert_eq!(value["plans"][2]["memmap_window_on_memory_bytes"], 0);
+    }
+
+    #[test]
     fn options_of_a_vm_need_a_vm() {
         for line in [
             "--granularity 1G",
@@ -284,6 +316,8 @@ mod tests {
             "--memory 1G --partition 1T",
             "--lmb-size 3M",
             "--memory 1G --guest-block-size x",
+            "--memory 1G --hotplug dimm",
+            "--hotplug acpi",
         ] {
             assert!(refused(line), "{line}");
         }

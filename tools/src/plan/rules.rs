@@ -7,7 +7,13 @@
 //! it works in big-block mode, and sends one request for each big block of
 //! max(device block, memory block). In either mode Linux adds and onlines each
 //! memory block by itself.
+//!
+//! Where each LMB is an ACPI device there is no driver to load: the VMM names
+//! each LMB that is to come or go, so that every LMB is a request of its own.
+//! An LMB is whole memory blocks then, and may hold its own description if the
+//! guest's kernel is told so (`memory_hotplug.memmap_on_memory`).
 
+use lmb_memory::Hotplug;
 use serde::Serialize;
 
 /// The smallest sub-block of the driver.
@@ -22,7 +28,7 @@ const GUEST_BLOCK_MAX_BYTES: u64 = 2 << 30;
 /// One TiB: the article's TB.
 pub const TIB_BYTES: u64 = 1 << 40;
 
-/// How the guest's virtio-mem driver works.
+/// How the guest takes and returns memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DriverMode {
@@ -30,10 +36,23 @@ pub enum DriverMode {
     SubBlock,
     /// Requests cover a block of max(LMB, Linux memory block) each.
     BigBlock,
+    /// No driver: the VMM asks for each LMB, an ACPI device.
+    Acpi,
 }
 
 impl DriverMode {
-    /// The mode for a device block (the LMB) and a memory block of the guest.
+    /// The mode with this kind of hotplug, for an LMB and a memory block of
+    /// the guest.
+    #[must_use]
+    pub fn with(hotplug: Hotplug, lmb_size_bytes: u64, guest_block_bytes: u64) -> Self {
+        match hotplug {
+            Hotplug::VirtioMem => Self::of(lmb_size_bytes, guest_block_bytes),
+            Hotplug::Acpi => Self::Acpi,
+        }
+    }
+
+    /// The virtio-mem driver's mode for a device block (the LMB) and a memory
+    /// block of the guest.
     #[must_use]
     pub fn of(device_block_bytes: u64, guest_block_bytes: u64) -> Self {
         if device_block_bytes.max(SUB_BLOCK_MIN_BYTES) < guest_block_bytes {
@@ -49,6 +68,7 @@ impl DriverMode {
         match self {
             Self::SubBlock => "sub-block",
             Self::BigBlock => "big-block",
+            Self::Acpi => "acpi",
         }
     }
 }
@@ -58,11 +78,12 @@ impl DriverMode {
 pub fn request_bytes(device_block_bytes: u64, guest_block_bytes: u64) -> u64 {
     match DriverMode::of(device_block_bytes, guest_block_bytes) {
         DriverMode::SubBlock => guest_block_bytes,
-        DriverMode::BigBlock => device_block_bytes.max(guest_block_bytes),
+        DriverMode::BigBlock | DriverMode::Acpi => device_block_bytes.max(guest_block_bytes),
     }
 }
 
-/// Requests of an undisturbed add or removal of `amount_bytes`.
+/// Requests of an undisturbed add or removal of `amount_bytes`. An ACPI LMB is
+/// at least a memory block, so that each is one here as well.
 #[must_use]
 pub fn requests(amount_bytes: u64, device_block_bytes: u64, guest_block_bytes: u64) -> u64 {
     blocks(
@@ -81,8 +102,9 @@ pub fn blocks(amount_bytes: u64, block_bytes: u64) -> u64 {
     }
 }
 
-/// Memory that Linux takes to describe `amount_bytes`: 64 bytes a page.
-/// virtio-mem's comes out of memory that is there already.
+/// Memory that Linux takes to describe `amount_bytes`: 64 bytes a page. It
+/// comes out of memory that is there already, but for ACPI LMBs that hold it
+/// themselves.
 #[must_use]
 pub fn memmap_bytes(amount_bytes: u64) -> u64 {
     (amount_bytes / PAGE_BYTES).saturating_mul(STRUCT_PAGE_BYTES)
@@ -152,6 +174,12 @@ mod tests {
             DriverMode::SubBlock
         );
         assert_eq!(DriverMode::of(GIB, 2 * GIB), DriverMode::SubBlock);
+        let with = |hotplug| DriverMode::with(hotplug, 256 * MIB, 256 * MIB).word();
+        assert_eq!(
+            Hotplug::ALL.map(with),
+            ["big-block", "acpi"],
+            "one request an LMB in either"
+        );
     }
 
     #[test]
@@ -171,6 +199,7 @@ mod tests {
                 max_memory_bytes: Some(4 * GIB + window),
                 guest_block: GuestBlock::Follow,
                 slot_size_bytes: None,
+                hotplug: lmb_memory::Hotplug::VirtioMem,
             };
             if let Some(row) = crate::plan::vm::plan(&request, lmb).row() {
                 prop_assert_eq!(default_slot(lmb, window), row.slot_size_bytes);

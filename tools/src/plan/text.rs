@@ -1,5 +1,7 @@
 //! Plans as tables for people.
 
+use lmb_memory::Hotplug;
+
 use super::choose::Predicted;
 use super::vm::{VmPlan, VmRow};
 use crate::report::environment::Environments;
@@ -11,31 +13,48 @@ use crate::report::model::text::prediction_cell;
 use crate::report::table::Table;
 use crate::units::format_size;
 
+const VIRTIO_MEM_COLUMNS: [&str; 14] = [
+    ">LMB",
+    ">LMBs",
+    ">at boot",
+    ">device blocks",
+    ">guest block",
+    ">blocks at boot",
+    ">in window",
+    ">KVM slots",
+    ">of",
+    ">memmap",
+    ">of it for window",
+    ">requests per TiB",
+    ">for window",
+    "driver mode",
+];
+const ACPI_COLUMNS: [&str; 12] = [
+    ">LMB",
+    ">LMBs",
+    ">at boot",
+    ">devices",
+    ">guest block",
+    ">blocks at boot",
+    ">in window",
+    ">KVM slots",
+    ">of",
+    ">memmap",
+    ">of it for window",
+    ">with memmap_on_memory",
+];
+
 /// The plan of one VM, a row for each LMB size.
 #[must_use]
-pub fn vm(plans: &[VmPlan]) -> Table {
-    let mut table = Table::new(
-        "By LMB size",
-        &[
-            ">LMB",
-            ">LMBs",
-            ">at boot",
-            ">device blocks",
-            ">guest block",
-            ">blocks at boot",
-            ">in window",
-            ">KVM slots",
-            ">of",
-            ">requests per TiB",
-            ">for window",
-            ">memmap",
-            ">of it for window",
-            "driver mode",
-        ],
-    );
+pub fn vm(plans: &[VmPlan], hotplug: Hotplug) -> Table {
+    let columns: &[&str] = match hotplug {
+        Hotplug::VirtioMem => &VIRTIO_MEM_COLUMNS,
+        Hotplug::Acpi => &ACPI_COLUMNS,
+    };
+    let mut table = Table::new("By LMB size", columns);
     for plan in plans {
         match plan {
-            VmPlan::Row(row) => table.rows.push(cells(row)),
+            VmPlan::Row(row) => table.rows.push(cells(row, hotplug)),
             VmPlan::Refused {
                 lmb_size_bytes,
                 refused,
@@ -48,21 +67,35 @@ pub fn vm(plans: &[VmPlan]) -> Table {
     if table.rows.is_empty() {
         return table;
     }
-    table.notes.push(
+    table.notes.push(format!(
         "LMBs: of boot memory and window. blocks: Linux's memory blocks. KVM slots: of boot memory \
-         and the whole window, which come in slots of the size beside. requests: of virtio-mem, \
-         when undisturbed. memmap: guest memory that describes memory, 64 bytes for each page of \
-         4 KiB; the window's comes out of boot memory."
-            .to_owned(),
-    );
+         and the whole window, which come in slots of the size beside. {} memmap: guest memory \
+         that describes memory, 64 bytes for each page of 4 KiB; the window's comes out of boot \
+         memory{}.",
+        match hotplug {
+            Hotplug::VirtioMem => "requests: of virtio-mem, when undisturbed.",
+            Hotplug::Acpi => {
+                "devices: each LMB is an ACPI device, which the guest is asked to add or give back \
+                 by itself."
+            }
+        },
+        match hotplug {
+            Hotplug::VirtioMem => "",
+            Hotplug::Acpi => {
+                ", unless the guest runs with memory_hotplug.memmap_on_memory=1: then LMBs of the \
+                 size of a memory block hold their own, a 64th of each (larger ones as well from \
+                 Linux 6.8 on)"
+            }
+        }
+    ));
     notices(plans, &mut table);
     table
 }
 
-fn cells(row: &VmRow) -> Vec<String> {
+fn cells(row: &VmRow, hotplug: Hotplug) -> Vec<String> {
     let window = row.window_bytes > 0;
     let only = |text: String| if window { text } else { "-".to_owned() };
-    vec![
+    let mut all = vec![
         format_size(row.lmb_size_bytes),
         grouped(row.boot_lmbs.saturating_add(row.device_blocks)),
         grouped(row.boot_lmbs),
@@ -72,15 +105,21 @@ fn cells(row: &VmRow) -> Vec<String> {
         only(grouped(row.guest_blocks_in_window)),
         grouped(row.boot_slots.saturating_add(row.window_slots)),
         only(format_size(row.slot_size_bytes)),
-        grouped(row.requests_per_tib),
-        only(grouped(row.requests_for_window)),
         format_size(
             row.memmap_boot_bytes
                 .saturating_add(row.memmap_window_bytes),
         ),
         only(format_size(row.memmap_window_bytes)),
-        row.driver_mode.word().to_owned(),
-    ]
+    ];
+    match hotplug {
+        Hotplug::VirtioMem => all.extend([
+            grouped(row.requests_per_tib),
+            only(grouped(row.requests_for_window)),
+            row.driver_mode.word().to_owned(),
+        ]),
+        Hotplug::Acpi => all.push(only(format_size(row.memmap_window_on_memory_bytes))),
+    }
+    all
 }
 
 /// Predictions of saved results, a row for each LMB size.
@@ -193,11 +232,12 @@ mod tests {
             max_memory_bytes: Some(65 * GIB),
             guest_block: GuestBlock::Follow,
             slot_size_bytes: None,
+            hotplug: lmb_memory::Hotplug::VirtioMem,
         };
         let plans: Vec<VmPlan> = [3 * MIB, 256 * MIB, GIB]
             .map(|lmb| plan(&request, lmb))
             .into();
-        let table = vm(&plans);
+        let table = vm(&plans, Hotplug::VirtioMem);
         assert_eq!(table.rows.len(), 2);
         assert!(
             table
@@ -223,9 +263,10 @@ mod tests {
             max_memory_bytes: None,
             guest_block: GuestBlock::Follow,
             slot_size_bytes: None,
+            hotplug: lmb_memory::Hotplug::VirtioMem,
         };
-        let table = vm(&[plan(&request, 256 * MIB)]);
+        let table = vm(&[plan(&request, 256 * MIB)], Hotplug::VirtioMem);
         assert_eq!(table.rows[0][3], "-");
-        assert_eq!(table.rows[0][9], "4,096");
+        assert_eq!(table.rows[0][11], "4,096");
     }
 }

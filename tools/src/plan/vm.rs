@@ -30,6 +30,8 @@ pub struct VmRequest {
     pub guest_block: GuestBlock,
     /// KVM slot size; `None` for the VMM's default.
     pub slot_size_bytes: Option<u64>,
+    /// By what means memory comes and goes.
+    pub hotplug: Hotplug,
 }
 
 /// What one LMB size comes to.
@@ -39,7 +41,7 @@ pub struct VmRow {
     pub lmb_size_bytes: u64,
     /// LMBs of boot memory.
     pub boot_lmbs: u64,
-    /// LMBs of the window: the device's blocks.
+    /// LMBs of the window: the device's blocks, or the ACPI devices.
     pub device_blocks: u64,
     /// Boot memory, in whole LMBs.
     pub boot_bytes: u64,
@@ -57,7 +59,7 @@ pub struct VmRow {
     pub window_slots: u64,
     /// Size of the window's slots.
     pub slot_size_bytes: u64,
-    /// virtio-mem requests for each TiB added or removed.
+    /// virtio-mem requests, or ACPI devices, for each TiB added or removed.
     pub requests_per_tib: u64,
     /// Requests to plug the whole window.
     pub requests_for_window: u64,
@@ -65,7 +67,10 @@ pub struct VmRow {
     pub memmap_boot_bytes: u64,
     /// Guest memory that describes the window; it comes out of boot memory.
     pub memmap_window_bytes: u64,
-    /// How the guest's driver works.
+    /// What of it remains with memory_hotplug.memmap_on_memory=1 in the guest,
+    /// by which ACPI LMBs of the size of a memory block hold it themselves.
+    pub memmap_window_on_memory_bytes: u64,
+    /// How the guest takes and returns memory.
     pub driver_mode: DriverMode,
     /// What the user should know.
     pub notices: Vec<String>,
@@ -118,7 +123,7 @@ fn compute(request: &VmRequest, lmb_size_bytes: u64) -> Result<VmRow, String> {
         guest_block: request.guest_block,
         slot_size: request.slot_size_bytes.map(Bytes::new),
         page_size: PageSize::Thp,
-        hotplug: Hotplug::VirtioMem,
+        hotplug: request.hotplug,
         phys_bits: PHYS_BITS,
         kernel_reach: None,
         max_map_count: Some(MAX_MAP_COUNT),
@@ -134,8 +139,10 @@ fn row(layout: &Layout) -> VmRow {
     let window_bytes = layout.window.map_or(0, |window| window.range.len().get());
     let boot_bytes = layout.boot_bytes.get();
     let memmap_window_bytes = rules::memmap_bytes(window_bytes);
+    // mm/memory_hotplug.c, `mhp_supports_memmap_on_memory`.
+    let on_memory = layout.hotplug == Hotplug::Acpi && lmb_size_bytes == guest_block_bytes;
     let mut notices: Vec<String> = layout.notices.iter().map(ToString::to_string).collect();
-    notices.extend(memmap_notice(boot_bytes, memmap_window_bytes));
+    notices.extend(memmap_notice(boot_bytes, memmap_window_bytes, on_memory));
     VmRow {
         lmb_size_bytes,
         boot_lmbs: layout.boot_lmbs.get(),
@@ -152,7 +159,8 @@ fn row(layout: &Layout) -> VmRow {
         requests_for_window: rules::requests(window_bytes, lmb_size_bytes, guest_block_bytes),
         memmap_boot_bytes: rules::memmap_bytes(boot_bytes),
         memmap_window_bytes,
-        driver_mode: DriverMode::of(lmb_size_bytes, guest_block_bytes),
+        memmap_window_on_memory_bytes: if on_memory { 0 } else { memmap_window_bytes },
+        driver_mode: DriverMode::with(layout.hotplug, lmb_size_bytes, guest_block_bytes),
         notices,
     }
 }
@@ -173,14 +181,20 @@ fn guest_blocks(layout: &Layout) -> u64 {
     count
 }
 
-/// Movable memory cannot hold the description of memory, so boot memory must.
-fn memmap_notice(boot_bytes: u64, memmap_window_bytes: u64) -> Option<String> {
+/// Movable memory cannot hold the description of memory, so boot memory must,
+/// unless LMBs hold their own.
+fn memmap_notice(boot_bytes: u64, memmap_window_bytes: u64, on_memory: bool) -> Option<String> {
     use crate::units::format_size;
     let (boot, memmap) = (format_size(boot_bytes), format_size(memmap_window_bytes));
+    let or = if on_memory {
+        ", or boot it with memory_hotplug.memmap_on_memory=1"
+    } else {
+        ""
+    };
     if memmap_window_bytes >= boot_bytes {
         Some(format!(
             "the whole window takes {memmap} of guest memory to describe, and boot memory is \
-             {boot}: the guest cannot plug it all; give it more boot memory"
+             {boot}: the guest cannot plug it all; give it more boot memory{or}"
         ))
     } else if memmap_window_bytes >= boot_bytes / 2 {
         Some(format!(
@@ -205,6 +219,14 @@ mod tests {
             max_memory_bytes: max,
             guest_block: GuestBlock::Follow,
             slot_size_bytes: None,
+            hotplug: Hotplug::VirtioMem,
+        }
+    }
+
+    fn acpi(memory: u64, max: Option<u64>) -> VmRequest {
+        VmRequest {
+            hotplug: Hotplug::Acpi,
+            ..request(memory, max)
         }
     }
 
@@ -278,6 +300,41 @@ mod tests {
             notices.iter().any(|n| n.contains("cannot plug it all")),
             "{notices:?}"
         );
+    }
+
+    #[test]
+    fn a_tib_of_acpi_devices_can_describe_itself() {
+        let tib = acpi(4 * GIB, Some(4 * GIB + TIB_BYTES));
+        let plan_of = |lmb| plan(&tib, lmb);
+        let row = plan_of(256 * MIB);
+        let row = row.row().unwrap();
+        assert_eq!((row.device_blocks, row.requests_for_window), (4096, 4096));
+        assert_eq!(row.driver_mode, DriverMode::Acpi);
+        assert_eq!(row.memmap_window_bytes, 16 * GIB);
+        assert_eq!(row.memmap_window_on_memory_bytes, 0);
+        let notices = row.notices.join("\n");
+        assert!(notices.contains("memmap_on_memory=1"), "{notices}");
+        // An LMB of two memory blocks does not.
+        let large = plan_of(4 * GIB);
+        let large = large.row().unwrap();
+        assert_eq!(large.guest_block_bytes, 2 * GIB);
+        assert_eq!(large.memmap_window_on_memory_bytes, 16 * GIB);
+        assert!(!large.notices.join("\n").contains("memmap_on_memory"));
+    }
+
+    #[test]
+    fn what_acpi_cannot_is_refused_with_both_sizes() {
+        let refused = |lmb| match plan(&acpi(4 * GIB, Some(4 * GIB + TIB_BYTES)), lmb) {
+            VmPlan::Refused { refused, .. } => refused,
+            VmPlan::Row(row) => panic!("{row:?}"),
+        };
+        let small = refused(64 * MIB);
+        assert!(
+            small.contains("64 MiB") && small.contains("128 MiB"),
+            "{small}"
+        );
+        let many = refused(128 * MIB);
+        assert!(many.contains("8192") && many.contains("4096"), "{many}");
     }
 
     #[test]
