@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use lmb_memory::Hotplug;
 
 use super::sweep::{Given, Load, Measure, VmmChoice};
 use crate::host;
@@ -34,6 +35,8 @@ Examples:
   lmb bench boot --quick
   lmb bench boot --memory 64G --lmb-size 128M,256M,512M,1G,2G,4G --out boot.jsonl
   lmb bench boot --memory 16G --given boot,plugged --guest-block-size follow,2G
+  lmb bench boot --memory 1G --lmb-size 256M --hotplug acpi,virtio-mem \\
+    --empty-lmbs 0,256,1024,4096
   lmb bench boot --vmm lmb-vmm,qemu-pc --kernel-package \\
     linux-image-cloud-amd64,linux-image-6.12-cloud-amd64";
 
@@ -50,6 +53,7 @@ Examples:
   lmb bench dlpar --quick
   lmb bench dlpar --amount 32G --lmb-size 128M,256M,512M,1G,2G,4G --out dlpar.jsonl
   lmb bench dlpar --amount 4G --load none,touched,dirtying,pinned --timeout 30s
+  lmb bench dlpar --amount 8G --hotplug acpi,virtio-mem
   lmb bench dlpar --amount 8G --vmm lmb-vmm,qemu-pc";
 
 /// Measure what the LMB size costs
@@ -98,6 +102,16 @@ pub struct BootArgs {
     /// the guest needs to plug the rest, in the largest LMB of the sweep]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     boot_memory: Option<u64>,
+
+    /// LMBs that could be added later: so many more in the hotplug window,
+    /// which stay empty
+    #[arg(
+        long,
+        value_name = "LMBS,...",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
+    empty_lmbs: Vec<u64>,
 
     #[command(flatten)]
     pub(super) sweep: SweepArgs,
@@ -166,6 +180,12 @@ pub struct SweepArgs {
         default_value = "lmb-vmm"
     )]
     pub(super) vmm: Vec<VmmChoice>,
+
+    /// By what means memory is added and removed: virtio-mem or acpi (each LMB
+    /// a device; lmb-vmm). What a kind cannot do is left out, with a line
+    #[arg(long, value_name = "KIND,...", value_delimiter = ',', default_value = "virtio-mem",
+          value_parser = hotplug)]
+    hotplug: Vec<Hotplug>,
 
     /// vCPUs
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1",
@@ -308,6 +328,10 @@ struct Block(u64);
 #[derive(Clone, Copy, Debug)]
 struct Slot(u64);
 
+fn hotplug(text: &str) -> Result<Hotplug, String> {
+    text.parse::<Hotplug>().map_err(|error| error.to_string())
+}
+
 fn block(text: &str) -> Result<Block, String> {
     size_or("follow", text).map(Block)
 }
@@ -326,6 +350,7 @@ fn size_or(word: &str, text: &str) -> Result<u64, String> {
 /// A sweep's values, apart from kernels and VMMs, which must be found first.
 #[derive(Clone, Debug)]
 pub(super) struct Values {
+    pub(super) hotplugs: Vec<Hotplug>,
     pub(super) lmb_sizes: Vec<u64>,
     pub(super) guest_blocks: Vec<u64>,
     pub(super) slot_sizes: Vec<u64>,
@@ -356,6 +381,7 @@ impl SweepArgs {
             (given, _) => given.to_vec(),
         };
         Values {
+            hotplugs: self.hotplug.clone(),
             lmb_sizes,
             guest_blocks: self.guest_block_size.iter().map(|block| block.0).collect(),
             slot_sizes: self.slot_size.iter().map(|slot| slot.0).collect(),
@@ -376,6 +402,7 @@ impl BootArgs {
             memory: or_default(&self.memory, default),
             given: self.given.clone(),
             boot_memory: self.boot_memory,
+            empty_lmbs: self.empty_lmbs.clone(),
         }
     }
 }
@@ -431,7 +458,8 @@ mod tests {
     #[test]
     fn lists_and_words_are_taken_apart() {
         let line = "boot --lmb-size 128M,4GiB --guest-block-size follow,2G --slot-size auto,1G \
-                    --cpus 1,2 --vmm lmb-vmm,qemu-pc --given boot,plugged --memory 64G --rounds 7";
+                    --cpus 1,2 --vmm lmb-vmm,qemu-pc --given boot,plugged --memory 64G --rounds 7 \
+                    --hotplug acpi,virtio-mem --empty-lmbs 0,4096";
         let BenchCommand::Boot(args) = parse(line).unwrap() else {
             panic!("not a boot");
         };
@@ -440,11 +468,19 @@ mod tests {
         assert_eq!(values.guest_blocks, [0, 2048 * MIB]);
         assert_eq!(values.slot_sizes, [0, 1024 * MIB]);
         assert_eq!((values.rounds, values.warm_up), (7, 1));
-        let Measure::Boot { memory, given, .. } = args.measure() else {
+        assert_eq!(values.hotplugs, [Hotplug::Acpi, Hotplug::VirtioMem]);
+        let Measure::Boot {
+            memory,
+            given,
+            empty_lmbs,
+            ..
+        } = args.measure()
+        else {
             panic!("not a boot");
         };
         assert_eq!(memory, [64 << 30]);
         assert_eq!(given, [Given::Boot, Given::Plugged]);
+        assert_eq!(empty_lmbs, [0, 4096]);
     }
 
     #[test]
@@ -470,6 +506,9 @@ mod tests {
             "boot --vmm xen",
             "boot --rounds 0",
             "boot --cpus 0",
+            "boot --hotplug dimm",
+            "boot --empty-lmbs 1G",
+            "dlpar --empty-lmbs 4",
             "boot --continue",
             "boot --out x --continue --append",
             "boot --modules-dir /x",

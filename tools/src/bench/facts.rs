@@ -1,24 +1,81 @@
 //! What a guest says of itself: its memory block, how many there are, and the
 //! memory driver's mode. Read by its shell after everything that is measured
 //! of a boot, once for each configuration.
+//!
+//! Where LMBs are ACPI devices there is no driver. There the guest says whether
+//! its memory blocks are to hold their own description, and what MemTotal
+//! gained by an add shows whether they do.
 
 use anyhow::Result;
+use lmb_memory::Hotplug;
 
 use super::driver::Vm;
-use super::sample::Guest;
+use super::runner::meminfo_bytes;
+use super::sample::{Config, Guest};
 use crate::output::printable;
 
 /// Most kernel lines kept of a guest.
 const LINES: usize = 24;
 const LINE_CHARS: usize = 200;
 
+const COUNT: &str = "ls -d /sys/devices/system/memory/memory[0-9]* | wc -l";
+
 /// Asks the guest, whose shell is open.
-pub(super) fn ask(vm: &mut dyn Vm) -> Result<Guest> {
+pub(super) fn ask(vm: &mut dyn Vm, config: &Config) -> Result<Guest> {
     let block = vm.run("cat /sys/devices/system/memory/block_size_bytes")?;
-    let count = vm.run("ls -d /sys/devices/system/memory/memory[0-9]* | wc -l")?;
+    let count = vm.run(COUNT)?;
+    if is_acpi(config) {
+        let parameter = vm.run("cat /sys/module/memory_hotplug/parameters/memmap_on_memory")?;
+        return Ok(Guest {
+            driver_mode: Some(config.hotplug.clone()),
+            memmap_on_memory: word(&parameter),
+            ..read(&block, &count, "")
+        });
+    }
     // The driver names its device `virtio_mem virtioN:`.
     let lines = vm.run("dmesg | grep -i 'virtio_mem'")?;
     Ok(read(&block, &count, &lines))
+}
+
+/// Whether the configuration's LMBs are ACPI devices.
+pub(super) fn is_acpi(config: &Config) -> bool {
+    config.hotplug == Hotplug::Acpi.name()
+}
+
+/// A guest's memory as it stands: MemTotal, and how many memory blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Memory {
+    total_bytes: u64,
+    blocks: u64,
+}
+
+impl Memory {
+    /// Asks the guest, whose shell is open. `None` where it makes no sense.
+    pub(super) fn ask(vm: &mut dyn Vm) -> Result<Option<Self>> {
+        let meminfo = vm.run("cat /proc/meminfo")?;
+        let count = vm.run(COUNT)?;
+        Ok(Self::read(&meminfo, &count))
+    }
+
+    fn read(meminfo: &str, count: &str) -> Option<Self> {
+        Some(Self {
+            total_bytes: meminfo_bytes(meminfo, "MemTotal")?,
+            blocks: count.trim().parse().ok()?,
+        })
+    }
+
+    /// What each block that has come since `before` added to MemTotal.
+    pub(super) fn per_block_bytes(self, before: Self) -> Option<u64> {
+        let gained = self.total_bytes.checked_sub(before.total_bytes)?;
+        gained.checked_div(self.blocks.checked_sub(before.blocks)?)
+    }
+}
+
+/// A short answer of one word.
+fn word(text: &str) -> Option<String> {
+    let text = printable(text.trim());
+    let single = !text.is_empty() && text.len() <= 16 && !text.contains(char::is_whitespace);
+    single.then_some(text)
 }
 
 fn read(block: &str, count: &str, lines: &str) -> Guest {
@@ -32,6 +89,7 @@ fn read(block: &str, count: &str, lines: &str) -> Guest {
         memory_blocks: count.trim().parse().ok(),
         driver_mode: mode(&lines),
         lines,
+        ..Guest::default()
     }
 }
 
@@ -75,6 +133,31 @@ mod tests {
         let big =
             format!("{LINES_OF_6_1}[    0.9] virtio_mem virtio0: big block size: 0x10000000\n");
         assert_eq!(read("", "", &big).driver_mode.as_deref(), Some("big-block"));
+    }
+
+    #[test]
+    fn what_a_block_adds_shows_whether_it_describes_itself() {
+        let at = |kib: u64, blocks: u64| {
+            Memory::read(&format!("MemTotal: {kib} kB\n"), &format!("{blocks}\n")).unwrap()
+        };
+        let before = at(1_000_000, 8);
+        let mib = 1024;
+        let plain = at(1_000_000 + 4 * 128 * mib, 12);
+        assert_eq!(plain.per_block_bytes(before), Some(128 << 20));
+        let holding = at(1_000_000 + 4 * 126 * mib, 12);
+        assert_eq!(holding.per_block_bytes(before), Some(126 << 20));
+        assert_eq!(before.per_block_bytes(before), None);
+        assert_eq!(before.per_block_bytes(plain), None);
+        assert_eq!(Memory::read("", "8"), None);
+    }
+
+    #[test]
+    fn a_parameter_is_one_word() {
+        assert_eq!(word("Y\n").as_deref(), Some("Y"));
+        assert_eq!(word("force\n").as_deref(), Some("force"));
+        for text in ["", "\n", "cat: can't open", &"x".repeat(17)] {
+            assert_eq!(word(text), None, "{text:?}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod driver;
 mod facts;
 mod figures;
 mod id;
+mod machine;
 pub mod order;
 mod place;
 mod progress;
@@ -36,7 +37,7 @@ use self::place::VirtualHost;
 use self::progress::SweepProgress;
 use self::sample::Clock;
 use self::store::{Done, Store, StoreError};
-use self::sweep::{Axes, Kernel, Measure, Vmm, VmmChoice};
+use self::sweep::{Axes, Cases, Kernel, Measure, Vmm, VmmChoice};
 use self::work::{GuestFiles, Message, Programs, Work};
 use crate::guest::{DEFAULT_MODULES, GuestImage, default_agent};
 use crate::host::{self, detect};
@@ -91,6 +92,9 @@ fn sweep(
         progress.step(text);
     })?;
     progress.clear();
+    for line in &prepared.left_out {
+        eprintln!("lmb: left out: {line}");
+    }
     let clock = match (native, args.place.clock) {
         (true, None | Some(host::Clock::Wall)) => Clock::Wall,
         (true, Some(host::Clock::Instructions)) => {
@@ -184,6 +188,7 @@ struct Prepared {
     guests: Vec<GuestFiles>,
     jobs: Vec<work::Job>,
     cases: usize,
+    left_out: Vec<String>,
 }
 
 impl Prepared {
@@ -205,6 +210,7 @@ impl Prepared {
                 })
                 .collect(),
             vmms: vmms(args, &programs)?,
+            hotplugs: values.hotplugs,
             lmb_sizes: values.lmb_sizes,
             guest_blocks: values.guest_blocks,
             slot_sizes: values.slot_sizes,
@@ -213,7 +219,7 @@ impl Prepared {
             hugepages: values.hugepages,
             cmdline: values.cmdline,
         };
-        let cases = sweep::cases(&axes, measure)?;
+        let Cases { cases, left_out } = sweep::cases(&axes, measure)?;
         let image = ImageParts {
             agent: match &args.place.agent {
                 Some(agent) => agent.clone(),
@@ -231,6 +237,7 @@ impl Prepared {
             guests,
             jobs: sweep::jobs(&cases, values.warm_up, values.rounds),
             cases: cases.len(),
+            left_out,
         })
     }
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::driver::{self, Change, Changed, Vm};
+use super::facts::Memory;
 use super::sample::{Config, Guest, Host, Measured, SCHEMA, Sample, Step};
 use super::work::{Job, Message, Task, Work};
 use super::{facts, figures};
@@ -184,7 +185,8 @@ impl Runner<'_> {
     }
 
     fn ask(&mut self, vm: &mut dyn Vm, job: &Job) -> Result<()> {
-        let facts = facts::ask(vm).context("the guest cannot be asked about itself")?;
+        let facts =
+            facts::ask(vm, &job.config).context("the guest cannot be asked about itself")?;
         self.facts.insert(job.config.clone(), facts);
         Ok(())
     }
@@ -209,7 +211,15 @@ impl Runner<'_> {
         steps.vm.await_driver(DRIVER_LIMIT)?;
         steps.vm.open_shell()?;
         self.ask(steps.vm, job)?;
+        let acpi = facts::is_acpi(&job.config);
+        let before = if acpi { Memory::ask(steps.vm)? } else { None };
         let first = steps.run(Step::FirstAdd)?;
+        if let Some(before) = before {
+            let now = Memory::ask(steps.vm)?;
+            if let Some(facts) = self.facts.get_mut(&job.config) {
+                facts.usable_per_block_bytes = now.and_then(|now| now.per_block_bytes(before));
+            }
+        }
         if load_bytes > 0 {
             if !first {
                 bail!("the first add, which the load needs, was not complete");

@@ -77,6 +77,19 @@ pub struct Config {
     pub load: String,
 }
 
+impl Config {
+    /// LMBs that a boot leaves empty: those of the window beyond what the
+    /// guest plugs during its boot.
+    #[must_use]
+    pub fn empty_lmbs(&self) -> u64 {
+        self.max_memory_bytes
+            .saturating_sub(self.memory_bytes)
+            .saturating_sub(self.plugged_at_boot_bytes)
+            .checked_div(self.lmb_size_bytes)
+            .unwrap_or(0)
+    }
+}
+
 /// What the guest itself said.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Guest {
@@ -85,11 +98,20 @@ pub struct Guest {
     /// Memory-block devices after boot.
     pub memory_blocks: Option<u64>,
     /// `sub-block` or `big-block`: the virtio-mem driver's mode by its own
-    /// kernel messages.
+    /// kernel messages; `acpi` where LMBs are ACPI devices.
     pub driver_mode: Option<String>,
     /// Those messages.
     #[serde(default)]
     pub lines: Vec<String>,
+    /// With ACPI: what the kernel says of its parameter
+    /// memory_hotplug.memmap_on_memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memmap_on_memory: Option<String>,
+    /// With ACPI: by how much MemTotal grew for each memory block of the first
+    /// add. Less than a block by a 64th where blocks hold their own
+    /// description.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usable_per_block_bytes: Option<u64>,
 }
 
 /// A span between two stamps.
@@ -171,7 +193,9 @@ pub enum Measured {
         timeout_ms: u64,
         /// Stamps.
         phases: DlparPhases,
-        /// Guest requests, and of them NACK and BUSY, if the VMM tells.
+        /// Guest requests, and of them NACK and BUSY, if the VMM tells; with
+        /// ACPI the LMBs that the guest was asked about, and of them those
+        /// that it refused (as NACK).
         requests: Option<u64>,
         /// Answers NACK.
         nack: Option<u64>,

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use lmb_memory::Hotplug;
 
 use super::sample::{Clock, Config, Measured, Sample, Span, Step};
 use super::store;
@@ -47,10 +48,21 @@ pub(super) fn job(job: &Job) -> String {
         format!("round {round}")
     };
     let task = match job.task {
-        Task::Boot => format!("boot {}", format_size(job.config.max_memory_bytes)),
+        Task::Boot => format!("boot {}", booted(&job.config)),
         Task::Dlpar { amount_bytes, .. } => format!("add/remove {}", format_size(amount_bytes)),
     };
     format!("{round}: {task}, {}", config(&job.config))
+}
+
+/// A boot's memory, and the LMBs that could come later.
+fn booted(config: &Config) -> String {
+    let all = config
+        .memory_bytes
+        .saturating_add(config.plugged_at_boot_bytes);
+    match config.empty_lmbs() {
+        0 => format_size(all),
+        lmbs => format!("{} and {lmbs} empty LMBs", format_size(all)),
+    }
 }
 
 fn config(config: &Config) -> String {
@@ -60,6 +72,9 @@ fn config(config: &Config) -> String {
         format_size(config.lmb_size_bytes),
         config.kernel
     );
+    if config.hotplug != Hotplug::VirtioMem.name() {
+        let _ = write!(text, ", {}", config.hotplug);
+    }
     if config.guest_block_option_bytes > 0 {
         let block = format_size(config.guest_block_option_bytes);
         let _ = write!(text, ", guest block {block}");
@@ -85,7 +100,7 @@ pub(super) fn sample(sample: &Sample) -> String {
         Measured::Boot { phases, .. } => write!(
             text,
             ": boot {}: first entry {}, init {}, usable {}",
-            format_size(sample.config.max_memory_bytes),
+            booted(&sample.config),
             span(&phases.first_entry),
             span(&phases.init),
             span(&phases.usable)

@@ -8,6 +8,8 @@
 //! and KVM's own books, and for its file system twice: as the archive and
 //! unpacked.
 
+use lmb_memory::Hotplug;
+
 use super::sample::Config;
 use super::sweep::guest_block_bytes;
 use super::work::{Job, Task};
@@ -17,6 +19,8 @@ const MIB: u64 = 1 << 20;
 const HOST_OWN_BYTES: u64 = 320 * MIB;
 /// The guest's kernel, its initramfs twice, and what it caches.
 const GUEST_OWN_BYTES: u64 = 320 * MIB;
+/// What a guest keeps of an ACPI device, plugged or not.
+const ACPI_DEVICE_BYTES: u64 = 16 << 10;
 /// A further vCPU's per-CPU memory and stacks.
 const VCPU_BYTES: u64 = 16 * MIB;
 const LEAST_MIB: u64 = 1024;
@@ -38,7 +42,12 @@ pub fn host_mib(jobs: &[Job], files_bytes: u64) -> Option<u64> {
 
 fn job_bytes(job: &Job) -> Option<u64> {
     let config = &job.config;
-    let total = config.max_memory_bytes;
+    // What stays empty takes nothing.
+    let plugged = match job.task {
+        Task::Boot => config.plugged_at_boot_bytes,
+        Task::Dlpar { amount_bytes, .. } => amount_bytes,
+    };
+    let total = config.memory_bytes.checked_add(plugged)?;
     let memmap = total.div_ceil(64);
     let (zeroed, load) = match job.task {
         Task::Boot => (0, 0),
@@ -49,6 +58,7 @@ fn job_bytes(job: &Job) -> Option<u64> {
         .checked_add(memmap)?
         .checked_add(zeroed)?
         .checked_add(load)?
+        .checked_add(devices_bytes(config))?
         .checked_add(u64::from(config.cpus).checked_mul(VCPU_BYTES)?)?;
     let vmm = if config.vmm == "lmb-vmm" { 32 } else { 192 } * MIB;
     // KVM keeps some bytes for each page of a slot, and each touched page is
@@ -57,9 +67,26 @@ fn job_bytes(job: &Job) -> Option<u64> {
     touched.checked_add(vmm)?.checked_add(books)
 }
 
+fn is_acpi(config: &Config) -> bool {
+    config.hotplug == Hotplug::Acpi.name()
+}
+
+/// What ACPI devices take.
+fn devices_bytes(config: &Config) -> u64 {
+    let window = config.max_memory_bytes.saturating_sub(config.memory_bytes);
+    match window.checked_div(config.lmb_size_bytes) {
+        Some(lmbs) if is_acpi(config) => lmbs.saturating_mul(ACPI_DEVICE_BYTES),
+        _ => 0,
+    }
+}
+
 /// Two of the units in which a guest takes its memory out: one that is being
-/// zeroed and one that is being given back.
+/// zeroed and one that is being given back. ACPI LMBs are not allocated to be
+/// removed.
 fn removal_bytes(config: &Config) -> u64 {
+    if is_acpi(config) {
+        return 0;
+    }
     let unit = config.lmb_size_bytes.max(guest_block_bytes(config));
     let window = config.max_memory_bytes.saturating_sub(config.memory_bytes);
     unit.saturating_mul(2).min(window)
@@ -67,6 +94,8 @@ fn removal_bytes(config: &Config) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
     use crate::bench::testing::config;
 
@@ -83,6 +112,19 @@ mod tests {
             warm_up: false,
             position: 0,
         }
+    }
+
+    #[test]
+    fn lmbs_that_stay_empty_take_next_to_nothing() {
+        let plain = job(Task::Boot, |_| ());
+        let empty = job(Task::Boot, |c| c.max_memory_bytes += 1 << 44);
+        assert_eq!(host_mib(&[empty], 0), host_mib(slice::from_ref(&plain), 0));
+        let devices = job(Task::Boot, |c| {
+            c.max_memory_bytes += 4096 * c.lmb_size_bytes;
+            c.hotplug = "acpi".to_owned();
+        });
+        let more = host_mib(&[devices], 0).unwrap() - host_mib(&[plain], 0).unwrap();
+        assert!(more <= 128, "{more}");
     }
 
     fn dlpar(load_bytes: u64) -> Task {
@@ -115,8 +157,11 @@ mod tests {
         let small = job(dlpar(0), wide(256 * MIB));
         let large = job(dlpar(0), wide(4 * GIB));
         let loaded = job(dlpar(8 * GIB), wide(256 * MIB));
-        let one = |job: &Job| host_mib(std::slice::from_ref(job), 0).unwrap();
+        let one = |job: &Job| host_mib(slice::from_ref(job), 0).unwrap();
         assert!(one(&large) >= one(&small) + 7 * 1024);
+        let mut acpi = large.clone();
+        acpi.config.hotplug = "acpi".to_owned();
+        assert!(one(&acpi) <= one(&small), "nothing is zeroed");
         assert!(one(&loaded) >= one(&small) + 16 * 1024);
         let all = [small.clone(), large.clone()];
         assert_eq!(host_mib(&all, 0), Some(one(&large)));
@@ -124,7 +169,7 @@ mod tests {
 
     #[test]
     fn sizes_past_all_bounds_are_none_and_small_ones_have_a_floor() {
-        let endless = job(Task::Boot, |c| c.max_memory_bytes = u64::MAX);
+        let endless = job(Task::Boot, |c| c.memory_bytes = u64::MAX);
         assert!(host_mib(&[endless], u64::MAX / 2).is_none());
         assert_eq!(host_mib(&[], 0), Some(LEAST_MIB));
     }

@@ -8,6 +8,9 @@
 
 use std::collections::HashSet;
 
+use lmb_memory::Hotplug;
+
+use super::machine::Machine;
 use super::order;
 use super::sample::Config;
 use super::work::{Job, Task};
@@ -88,7 +91,7 @@ impl Load {
 pub enum SweepError {
     /// Nothing is left to run.
     #[error("these options leave nothing to run: {0}")]
-    Empty(&'static str),
+    Empty(String),
     /// An LMB size no VMM takes.
     #[error("{0} bytes are no LMB size: use a power of two from 2M to 4G")]
     LmbSize(u64),
@@ -142,6 +145,8 @@ pub struct Axes {
     pub kernels: Vec<Kernel>,
     /// VMMs.
     pub vmms: Vec<Vmm>,
+    /// By what means memory comes and goes.
+    pub hotplugs: Vec<Hotplug>,
     /// LMB sizes in bytes.
     pub lmb_sizes: Vec<u64>,
     /// Guest blocks in bytes, 0 for following the LMB.
@@ -170,6 +175,8 @@ pub enum Measure {
         /// Memory from the start where it is plugged; `None` for as much as
         /// the guest needs.
         boot_memory: Option<u64>,
+        /// LMBs that could be added later, each.
+        empty_lmbs: Vec<u64>,
     },
     /// Adds and removes.
     Dlpar {
@@ -199,33 +206,43 @@ pub struct Case {
     pub task: Task,
 }
 
+/// A sweep's configurations, and what of its combinations is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cases {
+    /// The configurations.
+    pub cases: Vec<Case>,
+    /// What was left out, and why: a line each.
+    pub left_out: Vec<String>,
+}
+
 /// All configurations of a sweep, each once, in the order of its lists: LMB
 /// sizes vary fastest.
 ///
 /// # Errors
 /// [`SweepError`].
-pub fn cases(axes: &Axes, measure: &Measure) -> Result<Vec<Case>, SweepError> {
+pub fn cases(axes: &Axes, measure: &Measure) -> Result<Cases, SweepError> {
     axes.check()?;
-    let mut cases = Vec::new();
+    let mut all = Cases::default();
     for (guest, kernel) in axes.kernels.iter().enumerate() {
         for machine in axes.machines() {
             for shape in measure.shapes(axes)? {
                 for &lmb in &axes.lmb_sizes {
-                    if let Some(case) = machine.case(&shape, lmb, guest, kernel, &axes.cmdline)? {
-                        cases.push(case);
+                    let case = machine.case(&shape, lmb, guest, kernel, &axes.cmdline)?;
+                    match machine.cannot(&case.config) {
+                        None => all.cases.push(case),
+                        Some(reason) if all.left_out.contains(&reason) => {}
+                        Some(reason) => all.left_out.push(reason),
                     }
                 }
             }
         }
     }
     let mut seen = HashSet::new();
-    cases.retain(|case| seen.insert(case.clone()));
-    if cases.is_empty() {
-        return Err(SweepError::Empty(
-            "QEMU's microvm has no memory devices; it boots with all memory as RAM only",
-        ));
+    all.cases.retain(|case| seen.insert(case.clone()));
+    if all.cases.is_empty() {
+        return Err(SweepError::Empty(all.left_out.join("; ")));
     }
-    Ok(cases)
+    Ok(all)
 }
 
 /// The jobs of a sweep: warm-up rounds, then rounds in their changing order.
@@ -251,24 +268,16 @@ pub fn jobs(cases: &[Case], warm_up: u32, rounds: u32) -> Vec<Job> {
         .collect()
 }
 
-/// What varies beside memory.
-struct Machine<'a> {
-    vmm: &'a Vmm,
-    cpus: u32,
-    guest_block: u64,
-    slot_size: u64,
-    entry: &'a str,
-    hugepages: &'a str,
-}
-
 /// A guest's memory.
 #[derive(Clone, Copy)]
-struct Shape {
-    boot: u64,
-    window: u64,
-    plugged_at_boot: u64,
-    load: Load,
-    task: Task,
+pub(super) struct Shape {
+    pub(super) boot: u64,
+    pub(super) window: u64,
+    /// LMBs of the window beside.
+    pub(super) empty_lmbs: u64,
+    pub(super) plugged_at_boot: u64,
+    pub(super) load: Load,
+    pub(super) task: Task,
 }
 
 impl Axes {
@@ -293,7 +302,8 @@ impl Axes {
 
     fn machines(&self) -> Vec<Machine<'_>> {
         let mut all = Vec::new();
-        for vmm in &self.vmms {
+        let kinds = |vmm| self.hotplugs.iter().map(move |hotplug| (vmm, *hotplug));
+        for (vmm, hotplug) in self.vmms.iter().flat_map(kinds) {
             for &cpus in &self.cpus {
                 for &guest_block in &self.guest_blocks {
                     for &slot_size in &self.slot_sizes {
@@ -301,6 +311,7 @@ impl Axes {
                             for hugepages in &self.hugepages {
                                 all.push(Machine {
                                     vmm,
+                                    hotplug,
                                     cpus,
                                     guest_block,
                                     slot_size,
@@ -317,56 +328,6 @@ impl Axes {
     }
 }
 
-impl Machine<'_> {
-    /// The case of this machine with that memory; none where the VMM cannot.
-    fn case(
-        &self,
-        shape: &Shape,
-        lmb: u64,
-        guest: usize,
-        kernel: &Kernel,
-        cmdline: &str,
-    ) -> Result<Option<Case>, SweepError> {
-        if self.vmm.choice == VmmChoice::QemuMicrovm && shape.window > 0 {
-            return Ok(None);
-        }
-        let whole = |bytes: u64| {
-            bytes
-                .checked_next_multiple_of(lmb)
-                .ok_or(SweepError::TooLarge)
-        };
-        let qemu = self.vmm.choice.is_qemu();
-        let memory_bytes = whole(shape.boot)?;
-        let window = whole(shape.window)?;
-        let config = Config {
-            vmm: self.vmm.choice.name().to_owned(),
-            vmm_version: self.vmm.version.clone(),
-            hotplug: "virtio-mem".to_owned(),
-            kernel: kernel.version.clone(),
-            // QEMU starts a bzImage by its own boot protocol.
-            kernel_entry: if qemu { "bzimage" } else { self.entry }.to_owned(),
-            cmdline: cmdline.to_owned(),
-            cpus: self.cpus,
-            memory_bytes,
-            max_memory_bytes: memory_bytes
-                .checked_add(window)
-                .ok_or(SweepError::TooLarge)?,
-            plugged_at_boot_bytes: whole(shape.plugged_at_boot)?,
-            lmb_size_bytes: lmb,
-            // QEMU has no such options.
-            guest_block_option_bytes: if qemu { 0 } else { self.guest_block },
-            slot_size_bytes: if qemu { 0 } else { self.slot_size },
-            hugepages: self.hugepages.to_owned(),
-            load: shape.load.name().to_owned(),
-        };
-        Ok(Some(Case {
-            config,
-            guest,
-            task: shape.task,
-        }))
-    }
-}
-
 impl Measure {
     fn shapes(&self, axes: &Axes) -> Result<Vec<Shape>, SweepError> {
         match self {
@@ -374,7 +335,18 @@ impl Measure {
                 memory,
                 given,
                 boot_memory,
-            } => boot_shapes(axes, memory, given, *boot_memory),
+                empty_lmbs,
+            } => {
+                let full = boot_shapes(axes, memory, given, *boot_memory)?;
+                let with = |shape: &Shape| {
+                    let shape = *shape;
+                    empty_lmbs.iter().map(move |&empty_lmbs| Shape {
+                        empty_lmbs,
+                        ..shape
+                    })
+                };
+                Ok(full.iter().flat_map(with).collect())
+            }
             Self::Dlpar {
                 amounts,
                 memory,
@@ -402,6 +374,7 @@ fn boot_shapes(
             let plain = Shape {
                 boot: memory,
                 window: 0,
+                empty_lmbs: 0,
                 plugged_at_boot: 0,
                 load: Load::None,
                 task: Task::Boot,
@@ -457,6 +430,7 @@ fn dlpar_shapes(
                 shapes.push(Shape {
                     boot,
                     window: amount_bytes,
+                    empty_lmbs: 0,
                     plugged_at_boot: 0,
                     load,
                     task: Task::Dlpar {

@@ -10,6 +10,7 @@ fn axes() -> Axes {
             version: "6.1".into(),
         }],
         vmms: vec![vmm(VmmChoice::LmbVmm)],
+        hotplugs: vec![Hotplug::VirtioMem],
         lmb_sizes: vec![256 * MIB, 4 * GIB],
         guest_blocks: vec![0],
         slot_sizes: vec![0],
@@ -32,6 +33,7 @@ fn boot(given: &[Given], memory: u64) -> Measure {
         memory: vec![memory],
         given: given.to_vec(),
         boot_memory: None,
+        empty_lmbs: vec![0],
     }
 }
 
@@ -46,13 +48,20 @@ fn dlpar(amount: u64, loads: &[Load]) -> Measure {
     }
 }
 
+/// The configurations of a sweep that leaves nothing out.
+fn run(axes: &Axes, measure: &Measure) -> Vec<Case> {
+    let all = cases(axes, measure).unwrap();
+    assert_eq!(all.left_out, [""; 0]);
+    all.cases
+}
+
 #[test]
 fn all_combinations_come_once() {
     let mut axes = axes();
     axes.cpus = vec![1, 2, 1];
     axes.guest_blocks = vec![0, 2 * GIB];
     axes.vmms.push(vmm(VmmChoice::QemuPc));
-    let cases = cases(&axes, &boot(&[Given::Boot], 8 * GIB)).unwrap();
+    let cases = run(&axes, &boot(&[Given::Boot], 8 * GIB));
     let of = |name: &str| cases.iter().filter(|c| c.config.vmm == name).count();
     // QEMU has no choice of the guest block.
     assert_eq!((of("lmb-vmm"), of("qemu-pc")), (8, 4));
@@ -62,7 +71,7 @@ fn all_combinations_come_once() {
 fn memory_is_whole_lmbs_and_equal_for_every_vmm() {
     let mut axes = axes();
     axes.vmms.push(vmm(VmmChoice::QemuPc));
-    for case in cases(&axes, &boot(&[Given::Boot], 9 * GIB + 1)).unwrap() {
+    for case in run(&axes, &boot(&[Given::Boot], 9 * GIB + 1)) {
         let config = case.config;
         assert!(config.memory_bytes.is_multiple_of(config.lmb_size_bytes));
         assert_eq!(config.memory_bytes, config.max_memory_bytes);
@@ -77,7 +86,7 @@ fn memory_is_whole_lmbs_and_equal_for_every_vmm() {
 
 #[test]
 fn plugged_guests_start_with_the_same_memory_for_all_lmb_sizes() {
-    let cases = cases(&axes(), &boot(&[Given::Plugged], 64 * GIB)).unwrap();
+    let cases = run(&axes(), &boot(&[Given::Plugged], 64 * GIB));
     for case in &cases {
         let config = &case.config;
         assert_eq!(config.memory_bytes, 4 * GIB);
@@ -96,10 +105,10 @@ fn sweep_error(axes: &Axes, measure: &Measure) -> SweepError {
 fn boot_memory_has_room_for_the_memmap_and_the_load() {
     let mut axes = axes();
     axes.lmb_sizes = vec![128 * MIB];
-    let all = cases(&axes, &dlpar(64 * GIB, &[Load::None])).unwrap();
+    let all = run(&axes, &dlpar(64 * GIB, &[Load::None]));
     // 640 MiB and 1 GiB of memmap.
     assert_eq!(all[0].config.memory_bytes, 1664 * MIB);
-    let all = cases(&axes, &dlpar(4 * GIB, &[Load::None, Load::Pinned])).unwrap();
+    let all = run(&axes, &dlpar(4 * GIB, &[Load::None, Load::Pinned]));
     assert_eq!(all.len(), 2);
     assert_eq!(all[0].config.memory_bytes, all[1].config.memory_bytes);
     assert!(all[0].config.memory_bytes >= 640 * MIB + GIB);
@@ -146,8 +155,91 @@ fn what_cannot_be_is_refused_with_its_value() {
 }
 
 #[test]
+fn what_acpi_cannot_is_left_out_with_a_line() {
+    let mut axes = axes();
+    axes.hotplugs = vec![Hotplug::Acpi, Hotplug::VirtioMem];
+    axes.lmb_sizes = vec![64 * MIB, 128 * MIB, 4 * GIB];
+    axes.vmms.push(vmm(VmmChoice::QemuPc));
+    let all = cases(&axes, &dlpar(1024 * GIB, &[Load::None])).unwrap();
+    let kinds: Vec<(&str, &str, u64)> = all
+        .cases
+        .iter()
+        .map(|case| &case.config)
+        .map(|c| (c.vmm.as_str(), c.hotplug.as_str(), c.lmb_size_bytes / MIB))
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            ("lmb-vmm", "acpi", 4096),
+            ("lmb-vmm", "virtio-mem", 64),
+            ("lmb-vmm", "virtio-mem", 128),
+            ("lmb-vmm", "virtio-mem", 4096),
+            ("qemu-pc", "virtio-mem", 64),
+            ("qemu-pc", "virtio-mem", 128),
+            ("qemu-pc", "virtio-mem", 4096),
+        ]
+    );
+    let told = all.left_out.join("\n");
+    assert_eq!(all.left_out.len(), 3, "{told}");
+    for part in [
+        "acpi with an LMB of 64 MiB",
+        "acpi with an LMB of 128 MiB",
+        "8192",
+        "qemu-pc is measured with virtio-mem alone",
+    ] {
+        assert!(told.contains(part), "{part:?} in\n{told}");
+    }
+    axes.hotplugs = vec![Hotplug::Acpi];
+    axes.lmb_sizes = vec![64 * MIB];
+    let error = sweep_error(&axes, &dlpar(1024 * GIB, &[Load::None]));
+    assert!(error.to_string().contains("qemu-pc"), "{error}");
+}
+
+#[test]
+fn empty_lmbs_are_so_many_for_each_size() {
+    let mut axes = axes();
+    axes.hotplugs = vec![Hotplug::Acpi];
+    let measure = Measure::Boot {
+        memory: vec![8 * GIB],
+        given: vec![Given::Boot, Given::Plugged],
+        boot_memory: Some(4 * GIB),
+        empty_lmbs: vec![0, 256, 4096, 4097],
+    };
+    let all = cases(&axes, &measure).unwrap();
+    let empty: Vec<(u64, u64, u64)> = all
+        .cases
+        .iter()
+        .map(|case| &case.config)
+        .map(|c| {
+            let plugged = c.plugged_at_boot_bytes / GIB;
+            (plugged, c.lmb_size_bytes / MIB, c.empty_lmbs())
+        })
+        .collect();
+    // All of RAM, then 4 GiB plugged: with LMBs of 4 GiB 4,097 are too many.
+    let from_ram = [0, 256, 4096].map(|n| [(0, 256, n), (0, 4096, n)]).concat();
+    assert_eq!(empty[..6], from_ram);
+    assert_eq!(
+        empty[6..],
+        [(4, 256, 0), (4, 4096, 0), (4, 256, 256), (4, 4096, 256)]
+    );
+    assert!(all.left_out.iter().all(|line| line.contains("4096")));
+    assert_eq!(
+        sweep_error(
+            &axes,
+            &Measure::Boot {
+                memory: vec![GIB],
+                given: vec![Given::Boot],
+                boot_memory: None,
+                empty_lmbs: vec![u64::MAX],
+            }
+        ),
+        SweepError::TooLarge
+    );
+}
+
+#[test]
 fn jobs_are_warm_up_first_and_then_rounds_in_changing_order() {
-    let all = cases(&axes(), &boot(&[Given::Boot], 8 * GIB)).unwrap();
+    let all = run(&axes(), &boot(&[Given::Boot], 8 * GIB));
     let jobs = jobs(&all, 1, 2);
     let short: Vec<(bool, u32, u32, u64)> = jobs
         .iter()

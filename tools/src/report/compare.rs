@@ -7,6 +7,7 @@
 //! if fewer of its operations reached their target. Rows of one side only are
 //! listed, with what differs from the nearest row of the other side.
 
+use lmb_memory::Hotplug;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -308,6 +309,12 @@ fn name(group: &Group) -> String {
         format_size(group.bytes()),
         plural(u64::from(config.cpus), "vCPU"),
     ];
+    if group.hotplug() != Hotplug::VirtioMem {
+        parts.push(config.hotplug.clone());
+    }
+    if group.empty_lmbs() > 0 {
+        parts.push(plural(group.empty_lmbs(), "empty LMB"));
+    }
     if config.plugged_at_boot_bytes > 0 {
         parts.push(format!(
             "{} of it plugged",

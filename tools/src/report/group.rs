@@ -14,6 +14,7 @@ use crate::bench::sample::{
     BootPhases, Config, DlparPhases, Guest, Host, Measured, Sample, Span, Step,
 };
 use crate::plan::rules;
+use lmb_memory::Hotplug;
 
 /// What a group's samples measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -277,6 +278,8 @@ fn merged_guest(samples: &[&Sample]) -> Guest {
             .find(|lines| !lines.is_empty())
             .cloned()
             .unwrap_or_default(),
+        memmap_on_memory: all().find_map(|guest| guest.memmap_on_memory.clone()),
+        usable_per_block_bytes: all().find_map(|guest| guest.usable_per_block_bytes),
     }
 }
 
@@ -365,6 +368,21 @@ impl Group {
             .unwrap_or(asked)
     }
 
+    /// By what means memory comes and goes.
+    #[must_use]
+    pub fn hotplug(&self) -> Hotplug {
+        self.config.hotplug.parse().unwrap_or_default()
+    }
+
+    /// LMBs that a boot leaves empty; 0 for adds and removes.
+    #[must_use]
+    pub fn empty_lmbs(&self) -> u64 {
+        match self.kind {
+            Kind::Boot => self.config.empty_lmbs(),
+            Kind::Dlpar { .. } => 0,
+        }
+    }
+
     /// The driver's mode in its own words, or by its rule with a `?` where the
     /// guest did not say; `-` where no memory is plugged.
     #[must_use]
@@ -375,6 +393,7 @@ impl Group {
         };
         match &self.guest.driver_mode {
             Some(mode) => mode.clone(),
+            None if self.hotplug() == Hotplug::Acpi => self.ruled_mode().word().to_owned(),
             None if plugs && self.config.hotplug == "virtio-mem" => {
                 format!("{}?", self.ruled_mode().word())
             }
@@ -385,7 +404,11 @@ impl Group {
     /// The driver's mode by its rule.
     #[must_use]
     pub fn ruled_mode(&self) -> rules::DriverMode {
-        rules::DriverMode::of(self.config.lmb_size_bytes, self.guest_block_bytes())
+        rules::DriverMode::with(
+            self.hotplug(),
+            self.config.lmb_size_bytes,
+            self.guest_block_bytes(),
+        )
     }
 
     /// Rows that differ in LMB size alone are neighbours in this order.
@@ -398,11 +421,13 @@ impl Group {
                 config.vmm.clone(),
                 config.kernel.clone(),
                 config.load.clone(),
+                config.hotplug.clone(),
             ),
             (
                 config.cpus,
                 config.memory_bytes,
                 config.plugged_at_boot_bytes,
+                self.empty_lmbs(),
             ),
             (config.guest_block_option_bytes, config.slot_size_bytes),
             config.lmb_size_bytes,

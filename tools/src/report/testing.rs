@@ -140,6 +140,7 @@ pub(crate) struct Boot {
     pub(crate) lmb: u64,
     pub(crate) memory: u64,
     pub(crate) plugged: u64,
+    pub(crate) empty: u64,
     pub(crate) block: u64,
     pub(crate) slot: u64,
     pub(crate) costs: Costs,
@@ -153,6 +154,7 @@ impl Default for Boot {
             lmb: 256 * MIB,
             memory: 64 * GIB,
             plugged: 0,
+            empty: 0,
             block: 0,
             slot: 0,
             costs: Costs::BOOT,
@@ -174,7 +176,7 @@ impl Boot {
         let total = jitter(total, round);
         let mut config = Config {
             memory_bytes: self.memory,
-            max_memory_bytes: self.memory + self.plugged,
+            max_memory_bytes: self.memory + self.plugged + self.empty * self.lmb,
             plugged_at_boot_bytes: self.plugged,
             ..config(self.lmb, self.block, self.slot)
         };
@@ -185,6 +187,7 @@ impl Boot {
             driver_mode: (self.plugged > 0)
                 .then(|| rules::DriverMode::of(self.lmb, block).word().to_owned()),
             lines: vec!["x86/mm: Memory block size".to_owned()],
+            ..Guest::default()
         };
         let measured = Measured::Boot {
             phases: BootPhases {
@@ -248,11 +251,14 @@ impl Dlpar {
             ..config(self.lmb, self.block, self.slot)
         };
         (self.edit)(&mut config);
+        let hotplug = config.hotplug.parse().unwrap();
+        let mode = rules::DriverMode::with(hotplug, self.lmb, block);
         let guest = Guest {
             block_size_bytes: Some(block),
             memory_blocks: Some(16),
-            driver_mode: Some(rules::DriverMode::of(self.lmb, block).word().to_owned()),
+            driver_mode: Some(mode.word().to_owned()),
             lines: Vec::new(),
+            ..Guest::default()
         };
         let measured = Measured::Dlpar {
             step,

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use lmb_vmm::protocol::{
-    BootTimeline, MemoryAction, MemoryRequest, Operation, OperationState, VmInfo,
+    BootTimeline, LmbChange, LmbOutcome, MemoryAction, MemoryRequest, Operation, OperationState,
+    VmInfo,
 };
 
 use super::process::{Process, Running};
@@ -50,6 +51,7 @@ fn arguments(config: &Config) -> Vec<String> {
         format!("--lmb-size={}", config.lmb_size_bytes),
         format!("--cpus={}", config.cpus),
         format!("--cmdline={}", config.cmdline),
+        format!("--hotplug={}", config.hotplug),
         format!("--hugepages={}", config.hugepages),
         format!("--kernel-entry={}", config.kernel_entry),
         "--serial=stdio".to_owned(),
@@ -194,8 +196,7 @@ fn booted(info: &VmInfo, started_ns: u64, plugs: bool) -> Booted {
 fn changed(operation: &Operation) -> Changed {
     let timeline = &operation.timeline;
     let stamp = |end: Option<u64>, cpu: Option<u64>| end.map(|end| span(end, cpu));
-    let counts = &operation.requests;
-    let requests = [counts.plug, counts.unplug, counts.unplug_all, counts.state];
+    let (requests, nack) = requests(operation);
     let complete = operation.state == OperationState::Done;
     Changed {
         phases: DlparPhases {
@@ -207,11 +208,30 @@ fn changed(operation: &Operation) -> Changed {
         },
         done_bytes: operation.plugged_bytes.abs_diff(operation.from_bytes),
         complete,
-        requests: Some(requests.iter().fold(0, |sum, n| sum.saturating_add(*n))),
-        nack: Some(counts.nack),
-        busy: Some(counts.busy),
+        requests: Some(requests),
+        nack: Some(nack),
+        busy: Some(operation.requests.busy),
         slots: None,
     }
+}
+
+/// Requests, and of them those that were turned down: the guest's, which the
+/// VMM answered NACK; or with ACPI the VMM's, each about an LMB, which the
+/// guest refused.
+fn requests(operation: &Operation) -> (u64, u64) {
+    let counts = &operation.requests;
+    let of_guest = [counts.plug, counts.unplug, counts.unplug_all, counts.state];
+    let sum = |all: &mut dyn Iterator<Item = u64>| all.fold(0, u64::saturating_add);
+    let lmbs = |wanted: fn(&LmbChange) -> bool| {
+        let changes = operation.changes.iter().filter(|change| wanted(change));
+        sum(&mut changes.map(|change| change.count))
+    };
+    (
+        sum(&mut of_guest.into_iter()).saturating_add(lmbs(|_| true)),
+        counts
+            .nack
+            .saturating_add(lmbs(|change| change.outcome == LmbOutcome::Refused)),
+    )
 }
 
 #[cfg(test)]
@@ -276,6 +296,28 @@ mod tests {
             changes: Vec::new(),
             message: None,
         }
+    }
+
+    #[test]
+    fn with_acpi_each_lmb_asked_about_is_a_request() {
+        let mut operation = operation(OperationState::Done, GIB);
+        operation.requests = RequestCounts::default();
+        let change = |first, count, outcome| LmbChange {
+            first,
+            count,
+            outcome,
+            reason: None,
+        };
+        operation.changes = vec![
+            change(4, 3, LmbOutcome::Removed),
+            change(7, 2, LmbOutcome::Refused),
+            change(9, 1, LmbOutcome::Removed),
+        ];
+        let changed = changed(&operation);
+        assert_eq!((changed.requests, changed.nack), (Some(6), Some(2)));
+        let mut config = config();
+        config.hotplug = "acpi".to_owned();
+        assert!(arguments(&config).contains(&"--hotplug=acpi".to_owned()));
     }
 
     #[test]

@@ -310,6 +310,7 @@ fn traits(group: &Group) -> Vec<String> {
         config.cmdline.clone(),
         group.host.kind.clone(),
         format!("host Linux {}", group.host.kernel),
+        crate::report::plural(group.empty_lmbs(), "empty LMB"),
     ]
 }
 

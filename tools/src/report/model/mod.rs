@@ -24,7 +24,7 @@ use serde::Serialize;
 pub enum Quantity {
     /// Linux's memory blocks.
     Blocks,
-    /// virtio-mem requests.
+    /// virtio-mem requests, or LMBs asked about by ACPI.
     Requests,
     /// KVM slots of the window.
     Slots,

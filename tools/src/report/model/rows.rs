@@ -1,8 +1,8 @@
 //! Which groups belong to one model, and how much of each quantity they have.
 //!
 //! A model's groups agree in everything but sizes: VMM, kernel, command line,
-//! vCPUs, load, host, operation, and the driver's mode, since the driver does
-//! different work in either. Boots with all memory as RAM and boots that plug
+//! vCPUs, load, host, operation, kind of hotplug, and the driver's mode, since
+//! the driver does different work in either. Boots with all memory as RAM and boots that plug
 //! memory are apart, too.
 
 use serde::Serialize;
@@ -70,7 +70,8 @@ pub struct Fitted {
 }
 
 /// Fits a model for everything a report has. Figures of the virtual host's wall
-/// clock take part in none, and neither do groups with incomplete operations.
+/// clock take part in none, and neither do groups with incomplete operations or
+/// boots with LMBs left empty, which cost of their own.
 #[must_use]
 pub fn models(groups: &[Group]) -> Vec<Fitted> {
     let mut parts: Vec<Vec<&Group>> = Vec::new();
@@ -88,7 +89,10 @@ pub fn models(groups: &[Group]) -> Vec<Fitted> {
 
 fn usable(group: &Group) -> bool {
     let complete = group.outcome.as_ref().is_none_or(|o| o.complete == o.of);
-    complete && group.unit != Unit::EmulatedSeconds && group.times.contains_key(&Moment::Complete)
+    complete
+        && group.empty_lmbs() == 0
+        && group.unit != Unit::EmulatedSeconds
+        && group.times.contains_key(&Moment::Complete)
 }
 
 fn key(group: &Group) -> (Config, Host, Subject, Option<rules::DriverMode>) {
@@ -323,6 +327,15 @@ mod tests {
     }
 
     #[test]
+    fn boots_with_empty_lmbs_take_part_in_no_model() {
+        let empty = Boot {
+            empty: 4096,
+            ..Boot::default()
+        };
+        assert_eq!(models(&group(&empty.samples(4))), []);
+    }
+
+    #[test]
     fn modes_and_kernels_are_apart() {
         let mut samples = Dlpar::default().samples(1);
         samples.extend(
@@ -339,6 +352,16 @@ mod tests {
             }
             .samples(1),
         );
-        assert_eq!(models(&group(&samples)).len(), 3 * 4);
+        samples.extend(
+            Dlpar {
+                edit: |c| c.hotplug = "acpi".to_owned(),
+                ..Dlpar::default()
+            }
+            .samples(1),
+        );
+        let models = models(&group(&samples));
+        assert_eq!(models.len(), 4 * 4);
+        let acpi = |m: &&Fitted| m.mode() == Some(rules::DriverMode::Acpi);
+        assert_eq!(models.iter().filter(acpi).count(), 4);
     }
 }

@@ -1,8 +1,8 @@
 //! Tables of boots.
 
 use super::{
-    KEPT, absent, block_option, median_cell, of, outlier_note, pivot, size_or_absent, slot_option,
-    spread_cells,
+    Across, KEPT, LMB_SIZES, absent, block_option, median_cell, of, outlier_note, pivot,
+    size_or_absent, slot_option, spread_cells,
 };
 use crate::bench::sample::Clock;
 use crate::report::environment::Environments;
@@ -21,48 +21,88 @@ pub fn boot(groups: &[Group], environments: &Environments) -> Vec<Table> {
     if boots.is_empty() {
         return Vec::new();
     }
-    vec![
-        boot_by_lmb(&boots, environments),
-        boot_detail(&boots, environments),
-    ]
+    let (full, empty): (Vec<&Group>, Vec<&Group>) =
+        boots.iter().partition(|group| group.empty_lmbs() == 0);
+    let mut tables = Vec::new();
+    if !full.is_empty() {
+        tables.push(boot_by_lmb(&full, environments));
+    }
+    if !empty.is_empty() {
+        tables.push(boot_by_empty(&boots, environments));
+    }
+    tables.push(boot_detail(&boots, environments));
+    tables
 }
 
 /// Boot time with a row for each kernel and VMM and a column for each LMB
 /// size, as the article has it.
 fn boot_by_lmb(groups: &[&Group], environments: &Environments) -> Table {
-    let mut table = Table::new(
-        "Boot time by LMB size",
-        &[
-            "VMM",
-            "kernel",
-            "memory",
-            "plugged at boot",
-            ">vCPUs",
-            "guest block",
-            "slot",
-            "until",
-        ],
-    );
-    let title = |group: &Group| {
-        let until = if group.times.contains_key(&Moment::Usable) {
-            "all memory usable"
-        } else {
-            "guest's init"
-        };
-        vec![
-            group.config.vmm.clone(),
-            group.config.kernel.clone(),
-            format_size(group.config.memory_bytes),
-            size_or_absent(group.config.plugged_at_boot_bytes),
-            group.config.cpus.to_string(),
-            block_option(group),
-            slot_option(group),
-            until.to_owned(),
-        ]
-    };
-    pivot(&mut table, groups, environments, title, Moment::Complete);
+    let mut table = Table::new("Boot time by LMB size", &TITLE);
+    let cells = (&LMB_SIZES, Moment::Complete);
+    pivot(&mut table, groups, environments, title, cells);
     environments.beside(&mut table, groups);
     table
+}
+
+/// Boot time with a column for each number of LMBs that could be added later.
+fn boot_by_empty(groups: &[&Group], environments: &Environments) -> Table {
+    let mut head = TITLE.to_vec();
+    head.push(">LMB");
+    let mut table = Table::new("Boot time by LMBs left empty", &head);
+    let title = |group: &Group| {
+        let mut cells = title(group);
+        cells.push(format_size(group.config.lmb_size_bytes));
+        cells
+    };
+    let cells = (&EMPTY_LMBS, Moment::Complete);
+    pivot(&mut table, groups, environments, title, cells);
+    table.notes.push(
+        "LMBs left empty: those of the hotplug window, which could be added later. With acpi each \
+         is a device that the guest makes at its boot; with virtio-mem all are one device."
+            .to_owned(),
+    );
+    environments.beside(&mut table, groups);
+    table
+}
+
+const EMPTY_LMBS: Across = Across {
+    value: Group::empty_lmbs,
+    name: |lmbs| match lmbs {
+        0 => "no window".to_owned(),
+        lmbs => grouped(lmbs),
+    },
+};
+
+/// Columns that name a row of a pivoted table.
+const TITLE: [&str; 9] = [
+    "VMM",
+    "hotplug",
+    "kernel",
+    "memory",
+    "plugged at boot",
+    ">vCPUs",
+    "guest block",
+    "slot",
+    "until",
+];
+
+fn title(group: &Group) -> Vec<String> {
+    let until = if group.times.contains_key(&Moment::Usable) {
+        "all memory usable"
+    } else {
+        "guest's init"
+    };
+    vec![
+        group.config.vmm.clone(),
+        group.config.hotplug.clone(),
+        group.config.kernel.clone(),
+        format_size(group.config.memory_bytes),
+        size_or_absent(group.config.plugged_at_boot_bytes),
+        group.config.cpus.to_string(),
+        block_option(group),
+        slot_option(group),
+        until.to_owned(),
+    ]
 }
 
 /// Boots in detail: each part, blocks, spread.
@@ -71,12 +111,14 @@ fn boot_detail(groups: &[&Group], environments: &Environments) -> Table {
         "Boots in detail",
         &[
             "VMM",
+            "hotplug",
             "kernel",
             "memory",
             "plugged at boot",
             ">vCPUs",
             ">LMB",
             ">LMBs",
+            ">empty LMBs",
             ">guest block",
             ">blocks",
             "driver mode",
@@ -118,12 +160,14 @@ fn boot_row(group: &Group, environments: &Environments) -> Vec<String> {
     let complete = group.times.get(&Moment::Complete);
     let mut row = vec![
         config.vmm.clone(),
+        config.hotplug.clone(),
         config.kernel.clone(),
         format_size(config.memory_bytes),
         size_or_absent(config.plugged_at_boot_bytes),
         config.cpus.to_string(),
         format_size(config.lmb_size_bytes),
         grouped(group.lmbs()),
+        grouped(group.empty_lmbs()),
         format_size(group.guest_block_bytes()),
         group.guest.memory_blocks.map_or_else(absent, grouped),
         group.driver_mode(),

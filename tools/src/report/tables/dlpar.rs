@@ -1,8 +1,10 @@
 //! Tables of adds and removes.
 
+use lmb_memory::Hotplug;
+
 use super::{
-    KEPT, absent, block_option, median_cell, of, outlier_note, pivot, size_or_absent, slot_option,
-    spread_cells, step_name,
+    KEPT, LMB_SIZES, absent, block_option, median_cell, of, outlier_note, pivot, size_or_absent,
+    slot_option, spread_cells, step_name,
 };
 use crate::plan::rules;
 use crate::report::environment::Environments;
@@ -13,8 +15,9 @@ use crate::report::table::Table;
 use crate::units::format_size;
 
 /// Columns of the detailed table.
-const DETAIL: [&str; 29] = [
+const DETAIL: [&str; 31] = [
     "VMM",
+    "hotplug",
     "kernel",
     "operation",
     "amount",
@@ -23,6 +26,7 @@ const DETAIL: [&str; 29] = [
     ">LMBs",
     ">guest block",
     ">blocks",
+    ">usable per block",
     "driver mode",
     ">requests",
     ">slots",
@@ -64,6 +68,7 @@ fn dlpar_by_lmb(groups: &[&Group], environments: &Environments) -> Table {
         "Adding and removing memory by LMB size",
         &[
             "VMM",
+            "hotplug",
             "kernel",
             "operation",
             "amount",
@@ -81,6 +86,7 @@ fn dlpar_by_lmb(groups: &[&Group], environments: &Environments) -> Table {
         };
         vec![
             group.config.vmm.clone(),
+            group.config.hotplug.clone(),
             group.config.kernel.clone(),
             step_name(group.kind).to_owned(),
             format_size(group.bytes()),
@@ -90,7 +96,8 @@ fn dlpar_by_lmb(groups: &[&Group], environments: &Environments) -> Table {
             until.to_owned(),
         ]
     };
-    pivot(&mut table, groups, environments, title, Moment::Complete);
+    let cells = (&LMB_SIZES, Moment::Complete);
+    pivot(&mut table, groups, environments, title, cells);
     environments.beside(&mut table, groups);
     table
 }
@@ -108,6 +115,15 @@ fn dlpar_detail(groups: &[&Group], environments: &Environments) -> Table {
          left: the most that one of the others did not do. Times are of those that reached it."
             .to_owned(),
     );
+    if groups.iter().any(|g| g.hotplug() == Hotplug::Acpi) {
+        table.notes.push(
+            "acpi: requests are LMBs that the guest was asked to add or give back, NACK those of \
+             them that it refused; first request and device done are its first and last answer. \
+             usable per block: by how much MemTotal grew for each block of the first add, less \
+             than a block where blocks hold their own description (memmap_on_memory)."
+                .to_owned(),
+        );
+    }
     if groups
         .iter()
         .any(|g| g.outcome.as_ref().is_some_and(|o| o.usable_late > 0))
@@ -136,6 +152,7 @@ fn dlpar_row(group: &Group, environments: &Environments) -> Vec<String> {
     let blocks = rules::blocks(group.bytes(), group.guest_block_bytes());
     let mut row = vec![
         config.vmm.clone(),
+        config.hotplug.clone(),
         config.kernel.clone(),
         step_name(group.kind).to_owned(),
         format_size(group.bytes()),
@@ -144,6 +161,10 @@ fn dlpar_row(group: &Group, environments: &Environments) -> Vec<String> {
         grouped(group.lmbs()),
         format_size(group.guest_block_bytes()),
         grouped(blocks),
+        group
+            .guest
+            .usable_per_block_bytes
+            .map_or_else(absent, format_size),
         group.driver_mode(),
         summary(&outcome.requests),
         summary(&outcome.slots),

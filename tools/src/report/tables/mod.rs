@@ -98,7 +98,19 @@ pub fn counts(counts: &Counts, title: &str) -> Table {
     table
 }
 
-/// A row for each title, a column for each LMB size, and behind them the
+/// What a pivoted table has columns of.
+struct Across {
+    value: fn(&Group) -> u64,
+    name: fn(u64) -> String,
+}
+
+/// LMB sizes, as the article has them.
+const LMB_SIZES: Across = Across {
+    value: |group| group.config.lmb_size_bytes,
+    name: article_lmb,
+};
+
+/// A row for each title, a column for each value `across`, and behind them the
 /// letter of the environment. Rows that differ in what titles do not show
 /// stand apart.
 fn pivot(
@@ -106,18 +118,19 @@ fn pivot(
     groups: &[&Group],
     environments: &Environments,
     title: impl Fn(&Group) -> Vec<String>,
-    moment: Moment,
+    (across, moment): (&Across, Moment),
 ) {
-    let lmbs = lmb_sizes(groups.iter().copied());
-    for lmb in &lmbs {
-        table.column(&format!(">{}", article_lmb(*lmb)));
+    let values: BTreeSet<u64> = groups.iter().map(|group| (across.value)(group)).collect();
+    let values: Vec<u64> = values.into_iter().collect();
+    for value in &values {
+        table.column(&format!(">{}", (across.name)(*value)));
     }
     table.column("conf.");
     let mut rows: Vec<(Vec<String>, Vec<Option<String>>)> = Vec::new();
     for group in groups {
         let mut head = title(group);
         head.push(environments.letter(group));
-        let column = lmbs.iter().position(|l| *l == group.config.lmb_size_bytes);
+        let column = values.iter().position(|v| *v == (across.value)(group));
         let cell = group.times.get(&moment).map_or_else(
             || "none complete".to_owned(),
             |timing| group.unit.show(timing.total.median),
@@ -126,7 +139,7 @@ fn pivot(
             row.0 == head && column.is_some_and(|c| row.1.get(c).is_some_and(Option::is_none))
         };
         let row = rows.iter().position(free).unwrap_or_else(|| {
-            rows.push((head, vec![None; lmbs.len()]));
+            rows.push((head, vec![None; values.len()]));
             rows.len().saturating_sub(1)
         });
         if let Some(slot) = column.and_then(|c| rows.get_mut(row)?.1.get_mut(c)) {
@@ -143,9 +156,9 @@ fn pivot(
         head.push(letter);
         table.rows.push(head);
     }
-    let sizes: Vec<String> = lmbs.iter().map(|lmb| article_lmb(*lmb)).collect();
+    let names: Vec<String> = values.iter().map(|value| (across.name)(*value)).collect();
     let mut keep = vec!["VMM", "kernel", "operation", "conf."];
-    keep.extend(sizes.iter().map(String::as_str));
+    keep.extend(names.iter().map(String::as_str));
     table.fold(&keep);
 }
 

@@ -61,6 +61,62 @@ fn boot_has_a_row_for_each_kernel_and_a_column_for_each_size() {
 }
 
 #[test]
+fn empty_lmbs_are_across_and_kinds_of_hotplug_below_each_other() {
+    let mut samples = Vec::new();
+    for empty in [0, 256, 4096] {
+        for edit in [
+            (|_| ()) as fn(&mut crate::bench::sample::Config),
+            |config| config.hotplug = "acpi".to_owned(),
+        ] {
+            let boot = Boot {
+                empty,
+                edit,
+                ..Boot::default()
+            };
+            samples.extend(boot.samples(2));
+        }
+    }
+    let tables = tables(&samples);
+    let table = find(&tables, "Boot time by LMBs left empty");
+    let kinds = [cell(table, 0, "hotplug"), cell(table, 1, "hotplug")];
+    assert_eq!((table.rows.len(), kinds), (2, ["acpi", "virtio-mem"]));
+    for column in ["no window", "256", "4,096"] {
+        assert!(cell(table, 0, column).contains("instr"), "{column}");
+    }
+    assert_eq!(find(&tables, "Boot time by LMB size").rows.len(), 2);
+    assert_eq!(find(&tables, "Boots in detail").rows.len(), 6);
+}
+
+#[test]
+fn adds_by_acpi_and_virtio_mem_are_rows_of_their_own() {
+    let mut samples = Dlpar::default().samples(2);
+    let mut acpi = Dlpar {
+        edit: |config| config.hotplug = "acpi".to_owned(),
+        ..Dlpar::default()
+    }
+    .samples(2);
+    for sample in &mut acpi {
+        sample.guest.usable_per_block_bytes = Some(252 * MIB);
+    }
+    samples.extend(acpi);
+    let tables = tables(&samples);
+    let detail = find(&tables, "Adds and removes in detail");
+    assert_eq!(detail.rows.len(), 8);
+    assert_eq!(
+        (cell(detail, 0, "hotplug"), cell(detail, 0, "driver mode")),
+        ("acpi", "acpi")
+    );
+    assert_eq!(cell(detail, 0, "usable per block"), "252 MiB");
+    assert_eq!(cell(detail, 1, "driver mode"), "big-block");
+    assert!(
+        detail
+            .notes
+            .join("\n")
+            .contains("LMBs that the guest was asked")
+    );
+}
+
+#[test]
 fn rows_of_every_table_are_as_wide_as_its_head() {
     let mut samples = Boot {
         plugged: 8 * GIB,
