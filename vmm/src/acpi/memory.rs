@@ -25,10 +25,9 @@
 use std::ops::Range;
 
 use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, And, Arg, Device, EISAName, Else, Field, FieldAccessType,
-    FieldEntry, FieldLockRule, FieldUpdateRule, If, Interrupt, LessThan, Local, Method, MethodCall,
-    Name, NotEqual, Notify, OpRegion, OpRegionSpace, Or, Path, ResourceTemplate, Scope, ShiftLeft,
-    ShiftRight, Store, While, ZERO,
+    AddressSpace, AddressSpaceCacheable, And, Arg, EISAName, Field, FieldAccessType, FieldEntry,
+    FieldLockRule, FieldUpdateRule, Interrupt, LessThan, Local, MethodCall, NotEqual, Notify,
+    OpRegion, OpRegionSpace, Or, Path, ResourceTemplate, ShiftLeft, ShiftRight, Store, While, ZERO,
 };
 use acpi_tables::sdt::Sdt;
 use acpi_tables::{Aml, AmlSink};
@@ -41,6 +40,9 @@ use crate::platform;
 const REVISION: u8 = 2;
 /// LMBs in one group's scope.
 const GROUP_LMBS: u32 = 64;
+/// About how many bytes the table takes, and an LMB in it.
+const TABLE_BYTES: usize = 1024;
+const LMB_BYTES: usize = 150;
 /// Linux's container and memory devices
 /// (drivers/acpi/{container,acpi_memhotplug}.c).
 const CONTAINER: &str = "PNP0A06";
@@ -66,50 +68,107 @@ pub(super) struct MemoryDevices {
     pub(super) status_table: u64,
 }
 
-/// AML that was built before.
-struct Built(Vec<u8>);
+pub(super) fn build(devices: &MemoryDevices) -> Vec<u8> {
+    // 36 is the header; the body follows it.
+    let header = Sdt::new(*b"SSDT", 36, REVISION, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    let mut table = Vec::with_capacity(TABLE_BYTES + devices.lmbs as usize * LMB_BYTES);
+    table.extend_from_slice(header.as_slice());
+    package(&mut table, SCOPE, |out| {
+        Path::new("\\_SB_").to_aml_bytes(out);
+        container(out, devices);
+        event_device(out);
+    });
+    complete(&mut table);
+    table
+}
 
-impl Aml for Built {
+/// Writes a table's length and checksum into its header (ACPI 6.5, 5.2.6).
+fn complete(table: &mut [u8]) {
+    let length = u32::try_from(table.len()).unwrap_or(u32::MAX);
+    table[4..8].copy_from_slice(&length.to_le_bytes());
+    table[9] = 0;
+    let sum = table.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
+    table[9] = sum.wrapping_neg();
+}
+
+/// A name of one segment.
+#[derive(Clone, Copy)]
+struct Segment([u8; 4]);
+
+impl Segment {
+    /// A letter and three hexadecimal digits.
+    fn numbered(letter: u8, number: u32) -> Self {
+        let digit = |shift: u32| b"0123456789ABCDEF"[(number >> shift & 0xf) as usize];
+        Self([letter, digit(8), digit(4), digit(0)])
+    }
+
+    fn as_str(&self) -> &str {
+        // Letters and digits are text.
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+}
+
+impl Aml for Segment {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         sink.vec(&self.0);
     }
 }
 
-/// A name of four characters: a letter and a number.
-fn numbered(letter: char, number: u32) -> String {
-    format!("{letter}{number:03X}")
+/// Opcodes of what is written without the crate's types.
+const NAME: &[u8] = &[0x08];
+const METHOD: &[u8] = &[0x14];
+const DEVICE: &[u8] = &[0x5b, 0x82];
+const SCOPE: &[u8] = &[0x10];
+const IF: &[u8] = &[0xa0];
+const ELSE: &[u8] = &[0xa1];
+
+/// Flag of a method beside its number of arguments.
+const SERIALIZED: u8 = 1 << 3;
+
+/// Writes a package in place: its opcode, its length and what `body` writes.
+///
+/// The crate's types allocate and copy each part once a level. For thousands
+/// of LMBs that took longer than all other preparation of a boot.
+fn package(out: &mut Vec<u8>, opcode: &[u8], body: impl FnOnce(&mut Vec<u8>)) {
+    out.extend_from_slice(opcode);
+    let start = out.len();
+    body(out);
+    let (field, bytes) = package_length(out.len() - start);
+    out.splice(start..start, field.into_iter().take(bytes));
 }
 
-pub(super) fn build(devices: &MemoryDevices) -> Vec<u8> {
-    let mut aml = Vec::new();
-    Scope::new(
-        Path::new("\\_SB_"),
-        vec![&container(devices), &event_device()],
-    )
-    .to_aml_bytes(&mut aml);
-    // 36 is the header; the body follows it.
-    let mut table = Sdt::new(*b"SSDT", 36, REVISION, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    table.append_slice(&aml);
-    table.update_checksum();
-    table.as_slice().to_vec()
+/// The length field of a package with a body of this size, and how many bytes
+/// of it count. It includes itself (ACPI 6.5, 20.2.4).
+fn package_length(body_bytes: usize) -> ([u8; 4], usize) {
+    // A table of more than 256 MiB does not come about.
+    let body_bytes = u32::try_from(body_bytes).unwrap_or(u32::MAX >> 4);
+    let more = match body_bytes {
+        0..=0x3e => return ((body_bytes + 1).to_le_bytes(), 1),
+        0x3f..=0xffd => 1,
+        0xffe..=0xf_fffc => 2,
+        _ => 3,
+    };
+    let length = body_bytes + 1 + more;
+    let field = (length >> 4) << 8 | more << 6 | length & 0xf;
+    (field.to_le_bytes(), 1 + more as usize)
 }
 
-fn built(aml: &dyn Aml) -> Built {
-    let mut bytes = Vec::new();
-    aml.to_aml_bytes(&mut bytes);
-    Built(bytes)
+fn method(out: &mut Vec<u8>, name: &[u8; 4], flags: u8, body: impl FnOnce(&mut Vec<u8>)) {
+    package(out, METHOD, |out| {
+        out.extend_from_slice(name);
+        out.push(flags);
+        body(out);
+    });
 }
 
-fn hid(id: &str) -> Name {
-    Name::new(Path::new("_HID"), &EISAName::new(id))
-}
-
-fn uid(id: &dyn Aml) -> Name {
-    Name::new(Path::new("_UID"), id)
+fn named(out: &mut Vec<u8>, name: &[u8; 4], value: &dyn Aml) {
+    out.extend_from_slice(NAME);
+    out.extend_from_slice(name);
+    value.to_aml_bytes(out);
 }
 
 /// `\_SB.MHPC`.
-fn container(devices: &MemoryDevices) -> Built {
+fn container(out: &mut Vec<u8>, devices: &MemoryDevices) {
     let registers = OpRegion::new(
         Path::new("REGS"),
         OpRegionSpace::SystemIO,
@@ -132,125 +191,116 @@ fn container(devices: &MemoryDevices) -> Built {
         &devices.lmbs,
     );
     let groups = devices.lmbs.div_ceil(GROUP_LMBS);
-    let send = halves(0..groups, GROUP_LMBS, &|number| {
-        let path = format!("{CONTAINER_PATH}.{}.SEND", numbered('G', number));
-        built(&MethodCall::new(Path::new(&path), vec![&Arg(0), &Arg(1)]))
+    package(out, DEVICE, |out| {
+        out.extend_from_slice(b"MHPC");
+        named(out, b"_HID", &EISAName::new(CONTAINER));
+        named(out, b"_UID", &"LMBs");
+        registers.to_aml_bytes(out);
+        fields.to_aml_bytes(out);
+        status.to_aml_bytes(out);
+        tell(out);
+        for number in 0..groups {
+            group(out, devices, number);
+        }
+        method(out, b"SEND", 2, |out| {
+            halves(out, 0..groups, GROUP_LMBS, &|out, number| {
+                let group = Segment::numbered(b'G', number);
+                let path = format!("{CONTAINER_PATH}.{}.SEND", group.as_str());
+                MethodCall::new(Path::new(&path), vec![&Arg(0), &Arg(1)]).to_aml_bytes(out);
+            });
+        });
     });
-    let groups: Vec<Built> = (0..groups).map(|number| group(devices, number)).collect();
-    let (hid, uid, tell) = (hid(CONTAINER), uid(&"LMBs"), tell());
-    let mut children: Vec<&dyn Aml> = vec![&hid, &uid, &registers, &fields, &status, &tell];
-    children.extend(groups.iter().map(|group| group as &dyn Aml));
-    let send = Method::new(Path::new("SEND"), 2, false, vec![&send]);
-    children.push(&send);
-    built(&Device::new(Path::new("MHPC"), children))
 }
 
 /// Decides by halves of `numbers` which one `Arg0` belongs to, where each
-/// stands for `step` LMBs; then does what `leaf` gives for it.
-fn halves(numbers: Range<u32>, step: u32, leaf: &dyn Fn(u32) -> Built) -> Built {
+/// stands for `step` LMBs; then does what `leaf` writes for it.
+fn halves(out: &mut Vec<u8>, numbers: Range<u32>, step: u32, leaf: &dyn Fn(&mut Vec<u8>, u32)) {
     let middle = numbers.start + (numbers.end - numbers.start) / 2;
     if middle == numbers.start {
-        return leaf(numbers.start);
+        return leaf(out, numbers.start);
     }
-    let low = halves(numbers.start..middle, step, leaf);
-    let high = halves(middle..numbers.end, step, leaf);
-    let first_high = middle * step;
-    let mut aml = built(&If::new(&LessThan::new(&Arg(0), &first_high), vec![&low]));
-    Else::new(vec![&high]).to_aml_bytes(&mut aml.0);
-    aml
+    package(out, IF, |out| {
+        LessThan::new(&Arg(0), &(middle * step)).to_aml_bytes(out);
+        halves(out, numbers.start..middle, step, leaf);
+    });
+    package(out, ELSE, |out| {
+        halves(out, middle..numbers.end, step, leaf);
+    });
 }
 
 /// `TELL (LMB, source event, status)`: a report in the form of the OST register.
-fn tell() -> Built {
-    let low_byte = |arg| built(&And::new(&ZERO, &Arg(arg), &0xff_u8));
-    let (source, status) = (low_byte(1), low_byte(2));
-    let source = ShiftLeft::new(&Local(0), &source, &16_u8);
-    let status = ShiftLeft::new(&Local(1), &status, &24_u8);
-    let lmb_and_source = Or::new(&ZERO, &Arg(0), &Local(0));
-    let report = Or::new(&ZERO, &lmb_and_source, &Local(1));
-    let register = Path::new("RPRT");
-    let write = Store::new(&register, &report);
-    built(&Method::new(
-        Path::new("TELL"),
-        3,
-        false,
-        vec![&source, &status, &write],
-    ))
+fn tell(out: &mut Vec<u8>) {
+    method(out, b"TELL", 3, |out| {
+        let source = And::new(&ZERO, &Arg(1), &0xff_u8);
+        let status = And::new(&ZERO, &Arg(2), &0xff_u8);
+        let source = ShiftLeft::new(&ZERO, &source, &16_u8);
+        let status = ShiftLeft::new(&ZERO, &status, &24_u8);
+        let both = Or::new(&ZERO, &source, &status);
+        let report = Or::new(&ZERO, &Arg(0), &both);
+        Store::new(&Segment(*b"RPRT"), &report).to_aml_bytes(out);
+    });
 }
 
 /// `\_SB.MHPC.Gnnn`.
-fn group(devices: &MemoryDevices, number: u32) -> Built {
+fn group(out: &mut Vec<u8>, devices: &MemoryDevices, number: u32) {
     let first = number * GROUP_LMBS;
     let lmbs = first..devices.lmbs.min(first + GROUP_LMBS);
-    let send = halves(lmbs.clone(), 1, &|lmb| {
-        built(&Notify::new(&Path::new(&numbered('L', lmb)), &Arg(1)))
+    let memory_id = EISAName::new(MEMORY);
+    package(out, DEVICE, |out| {
+        Segment::numbered(b'G', number).to_aml_bytes(out);
+        named(out, b"_HID", &EISAName::new(CONTAINER));
+        named(out, b"_UID", &number);
+        named(out, b"_PXM", &devices.node);
+        for number in lmbs.clone() {
+            lmb(out, devices, number, &memory_id);
+        }
+        method(out, b"SEND", 2, |out| {
+            halves(out, lmbs, 1, &|out, lmb| {
+                Notify::new(&Segment::numbered(b'L', lmb), &Arg(1)).to_aml_bytes(out);
+            });
+        });
     });
-    let mut children = Vec::new();
-    for child in [
-        &hid(CONTAINER) as &dyn Aml,
-        &uid(&number),
-        &Name::new(Path::new("_PXM"), &devices.node),
-        &Method::new(Path::new("SEND"), 2, false, vec![&send]),
-    ] {
-        child.to_aml_bytes(&mut children);
-    }
-    for number in lmbs {
-        lmb(devices, number).to_aml_bytes(&mut children);
-    }
-    let name = numbered('G', number);
-    built(&Device::new(Path::new(&name), vec![&Built(children)]))
 }
 
 /// `\_SB.MHPC.Gnnn.Lnnn`.
-fn lmb(devices: &MemoryDevices, number: u32) -> Built {
+fn lmb(out: &mut Vec<u8>, devices: &MemoryDevices, number: u32, id: &EISAName) {
     // The layout keeps the window below 2^63.
     let start = devices.start + u64::from(number) * devices.lmb_bytes;
-    let end = start + (devices.lmb_bytes - 1);
     let range = AddressSpace::new_memory(
         AddressSpaceCacheable::Cacheable,
         true,
         start,
-        end,
+        start + (devices.lmb_bytes - 1),
         None::<u64>,
     );
     let mut status = vec![FieldEntry::Named(*b"_STA", 8)];
     if number > 0 {
         status.insert(0, FieldEntry::Reserved(number as usize * 8));
     }
-    built(&Device::new(
-        Path::new(&numbered('L', number)),
-        vec![
-            &hid(MEMORY),
-            &uid(&number),
-            &Name::new(Path::new("_CRS"), &ResourceTemplate::new(vec![&range])),
-            &Field::new(
-                Path::new("STAT"),
-                FieldAccessType::Byte,
-                FieldLockRule::NoLock,
-                FieldUpdateRule::Preserve,
-                status,
-            ),
-            &Method::new(
-                Path::new("_EJ0"),
-                1,
-                false,
-                vec![&Store::new(&Path::new("EJCT"), &number)],
-            ),
-            &Method::new(
-                Path::new("_OST"),
-                3,
-                false,
-                vec![&MethodCall::new(
-                    Path::new("TELL"),
-                    vec![&number, &Arg(0), &Arg(1)],
-                )],
-            ),
-        ],
-    ))
+    let status = Field::new(
+        Path::new("STAT"),
+        FieldAccessType::Byte,
+        FieldLockRule::NoLock,
+        FieldUpdateRule::Preserve,
+        status,
+    );
+    package(out, DEVICE, |out| {
+        Segment::numbered(b'L', number).to_aml_bytes(out);
+        named(out, b"_HID", id);
+        named(out, b"_UID", &number);
+        named(out, b"_CRS", &ResourceTemplate::new(vec![&range]));
+        status.to_aml_bytes(out);
+        method(out, b"_EJ0", 1, |out| {
+            Store::new(&Segment(*b"EJCT"), &number).to_aml_bytes(out);
+        });
+        method(out, b"_OST", 3, |out| {
+            MethodCall::new(Path::new("TELL"), vec![&number, &Arg(0), &Arg(1)]).to_aml_bytes(out);
+        });
+    });
 }
 
 /// `\_SB.GEVT`: reads notices until none is left, which lowers the interrupt.
-fn event_device() -> Built {
+fn event_device(out: &mut Vec<u8>) {
     let next = Path::new(&format!("{CONTAINER_PATH}.NEXT"));
     let take = Store::new(&Local(0), &next);
     let lmb = And::new(&ZERO, &Local(0), &0xffff_u16);
@@ -262,13 +312,14 @@ fn event_device() -> Built {
     let pending = NotEqual::new(&Local(0), &NO_NOTICE);
     let all = While::new(&pending, vec![&send, &take]);
     let interrupt = Interrupt::new(true, false, false, false, platform::ACPI_MEM_GSI);
-    built(&Device::new(
-        Path::new("GEVT"),
-        vec![
-            &Name::new(Path::new("_HID"), &EVENT_DEVICE),
-            &uid(&0_u8),
-            &Name::new(Path::new("_CRS"), &ResourceTemplate::new(vec![&interrupt])),
-            &Method::new(Path::new("_EVT"), 1, true, vec![&take, &all]),
-        ],
-    ))
+    package(out, DEVICE, |out| {
+        out.extend_from_slice(b"GEVT");
+        named(out, b"_HID", &EVENT_DEVICE);
+        named(out, b"_UID", &0_u8);
+        named(out, b"_CRS", &ResourceTemplate::new(vec![&interrupt]));
+        method(out, b"_EVT", 1 | SERIALIZED, |out| {
+            take.to_aml_bytes(out);
+            all.to_aml_bytes(out);
+        });
+    });
 }

@@ -12,6 +12,8 @@
 mod dsdt;
 mod memory;
 mod srat;
+#[cfg(test)]
+mod tests;
 
 use acpi_tables::Aml;
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
