@@ -100,22 +100,29 @@ impl Console {
 
     /// Waits for `wanted`: what came before it. It and that are taken away.
     fn take_through(&mut self, wanted: &[u8], deadline: Instant) -> Result<Vec<u8>> {
+        // What was searched is not searched again, but for its end.
+        let overlap = wanted.len().max(PANIC.len());
+        let mut searched = 0;
         loop {
-            if let Some(at) = find(&self.text, wanted) {
+            let new = self.text.get(searched..).unwrap_or_default();
+            if let Some(at) = find(new, wanted) {
+                let at = searched.saturating_add(at);
                 let rest = self.text.split_off(at.saturating_add(wanted.len()));
                 let mut before = std::mem::replace(&mut self.text, rest);
                 before.truncate(at);
                 return Ok(before);
             }
-            if find(&self.text, PANIC).is_some() {
+            if find(new, PANIC).is_some() {
                 bail!("the guest's kernel panicked:\n{}", self.tail());
             }
+            searched = self.text.len().saturating_sub(overlap);
             let left = deadline.saturating_duration_since(Instant::now());
             match self.chunks.recv_timeout(left) {
                 Ok(chunk) => {
                     self.text.extend(chunk);
                     let surplus = self.text.len().saturating_sub(KEPT_BYTES);
                     self.text.drain(..surplus);
+                    searched = searched.saturating_sub(surplus);
                 }
                 Err(RecvTimeoutError::Timeout) => bail!(
                     "the guest did not print `{}` in time; its console ends with:\n{}",
