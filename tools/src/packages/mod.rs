@@ -12,6 +12,7 @@ pub mod deb;
 pub mod modinfo;
 pub mod modules;
 mod progress;
+mod vmlinux;
 
 use std::fs;
 use std::path::{Path, PathBuf};
