@@ -2,12 +2,13 @@
 //! keeps a shell on the console, and tells the VMM by boot marks when init
 //! runs, when the driver is loaded, and when the wanted amount of hotplugged
 //! memory is online (see `watch`). Under another VMM, which has no boot-mark
-//! device, it does the same without marks.
+//! device, it does the same without marks, or with marks on the console.
 //!
 //! The order at the start matters: the init mark comes before everything but
 //! /sys, where the VMM is known by its tables, and the uevent socket is open
 //! before the driver can make the first block. On the kernel command line `lmb.modules=off`
-//! leaves the driver out, and `lmb.uevent_bytes=N` gives events another room.
+//! leaves the driver out, `lmb.marks=console` sends marks to the console, and
+//! `lmb.uevent_bytes=N` gives events another room.
 //!
 //! Where each LMB is an ACPI device the kernel itself adds and removes memory. No driver is
 //! loaded then, the mark of the loaded driver means that the agent watches, and LMBs that were
@@ -70,12 +71,19 @@ fn main() -> ExitCode {
     ] {
         attempt(&format!("mount {target:?}"), sys::mount(kind, target));
     }
-    let marks = attempt("open the boot-mark device", marks).flatten();
+    let command_line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let mut marks = attempt("open the boot-mark device", marks).flatten();
+    if marks.is_none() && option(&command_line, "lmb.marks") == Some("console") {
+        marks = attempt("open the console", Marks::on_console());
+        if let Some(marks) = &marks {
+            marks.write_code(Mark::Init);
+        }
+    }
     // Before the first thread, so that all of them have the signals blocked.
     if let Some(signals) = attempt("block signals", Signals::block()) {
         thread::spawn(move || console::serve(&signals));
     }
-    match run(marks.as_ref()) {
+    match run(&command_line, marks.as_ref()) {
         Ok(()) => {}
         Err(error) => log::error("watch memory", &error),
     }
@@ -85,6 +93,13 @@ fn main() -> ExitCode {
     }
 }
 
+/// An option of the kernel's command line.
+fn option<'a>(command_line: &'a str, name: &str) -> Option<&'a str> {
+    command_line
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+}
+
 /// Logs an error and goes on without: half a guest still shows what is wrong.
 fn attempt<T>(what: &str, result: io::Result<T>) -> Option<T> {
     result.map_err(|error| log::error(what, &error)).ok()
@@ -92,14 +107,8 @@ fn attempt<T>(what: &str, result: io::Result<T>) -> Option<T> {
 
 /// Loads the driver and watches memory; returns only with an error, or where
 /// there is nobody to tell.
-fn run(marks: Option<&Marks>) -> io::Result<()> {
-    let command_line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
-    let option = |name: &str| {
-        command_line
-            .split_whitespace()
-            .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
-    };
-    let buffer_bytes = option("lmb.uevent_bytes").and_then(|text| text.parse().ok());
+fn run(command_line: &str, marks: Option<&Marks>) -> io::Result<()> {
+    let buffer_bytes = option(command_line, "lmb.uevent_bytes").and_then(|text| text.parse().ok());
     let socket = UeventSocket::open(buffer_bytes.unwrap_or(UEVENT_BUFFER_BYTES))?;
     let acpi = Path::new(ACPI_MEMORY).exists();
     let (block_bytes, total_bytes) = (block_size_bytes()?, sys::total_memory_bytes()?);
@@ -109,7 +118,7 @@ fn run(marks: Option<&Marks>) -> io::Result<()> {
     } else {
         Watch::new(block_bytes, total_bytes, blocks)
     };
-    if option("lmb.modules") == Some("off") {
+    if option(command_line, "lmb.modules") == Some("off") {
         log::info("lmb.modules=off: no modules are loaded");
     } else {
         load_modules(acpi.then_some(VIRTIO_MEM));

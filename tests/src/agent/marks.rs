@@ -11,9 +11,13 @@
 //! debug port with the same presence byte. It takes codes and knows no target,
 //! which reads as all ones then; so each memory block that comes or goes is a
 //! code of its own, and who measures counts them.
+//!
+//! Where it offers no port, the kernel command line says `lmb.marks=console`, and
+//! each code is a byte on the console, plus [`ON_CONSOLE`]: bytes that no UTF-8
+//! has, so that they are told from text.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 
 use crate::sys::Ports;
 
@@ -29,6 +33,8 @@ const PRESENT: u8 = 0x4c;
 /// Bytes of a mark: code and value, one for each port.
 const MARK_BYTES: usize = 9;
 const PORTS: u16 = 9;
+/// A mark's byte on the console, less its code.
+const ON_CONSOLE: u8 = 0xf8;
 
 /// What a mark says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,10 +79,13 @@ fn decode(bytes: [u8; MARK_BYTES]) -> Option<u64> {
     (*first == PRESENT).then_some(u64::from_le_bytes(value))
 }
 
-/// The device, in a guest that has it.
+/// Where marks go.
 #[derive(Debug)]
-pub(crate) struct Marks {
-    ports: Ports,
+pub(crate) enum Marks {
+    /// To the device, in a guest that has it.
+    Device(Ports),
+    /// To the console.
+    Console(File),
 }
 
 impl Marks {
@@ -90,32 +99,56 @@ impl Marks {
             return Ok(None);
         }
         let ports = Ports::open(PORT_BASE, PORTS)?;
-        Ok((ports.read(0) == PRESENT).then_some(Self { ports }))
+        Ok((ports.read(0) == PRESENT).then_some(Self::Device(ports)))
+    }
+
+    /// Opens the console; /dev must be there.
+    ///
+    /// # Errors
+    /// When the guest has no console.
+    pub(crate) fn on_console() -> io::Result<Self> {
+        let console = File::options().write(true).open("/dev/console")?;
+        Ok(Self::Console(console))
     }
 
     /// Writes a mark.
     pub(crate) fn write(&self, mark: Mark, value: u64) {
-        for (offset, byte) in (0..PORTS).zip(encode(mark, value)) {
-            self.ports.write(offset, byte);
+        match self {
+            Self::Device(ports) => {
+                for (offset, byte) in (0..PORTS).zip(encode(mark, value)) {
+                    ports.write(offset, byte);
+                }
+            }
+            Self::Console(_) => self.write_code(mark),
         }
     }
 
-    /// Writes a mark without a value: one exit.
+    /// Writes a mark without a value: one exit, where there is a device.
     pub(crate) fn write_code(&self, mark: Mark) {
-        self.ports.write(0, mark.code());
+        match self {
+            Self::Device(ports) => ports.write(0, mark.code()),
+            Self::Console(console) => {
+                let mut console = console;
+                // Nobody else could be told.
+                let _ = console.write_all(&[ON_CONSOLE + mark.code()]);
+            }
+        }
     }
 
     /// Whether the VMM knows how much memory the guest is meant to have.
     pub(crate) fn know_target(&self) -> bool {
-        self.target_bytes() != Some(u64::MAX)
+        matches!(self, Self::Device(_)) && self.target_bytes() != Some(u64::MAX)
     }
 
     /// Bytes of hotplugged memory that the guest is meant to have; `None` when
-    /// the device no longer answers.
+    /// no device answers.
     pub(crate) fn target_bytes(&self) -> Option<u64> {
+        let Self::Device(ports) = self else {
+            return None;
+        };
         let mut bytes = [0; MARK_BYTES];
         for (offset, byte) in (0..PORTS).zip(&mut bytes) {
-            *byte = self.ports.read(offset);
+            *byte = ports.read(offset);
         }
         decode(bytes)
     }
