@@ -71,7 +71,7 @@ pub struct Config {
     pub guest_block_option_bytes: u64,
     /// KVM slot size, 0 where the VMM chooses.
     pub slot_size_bytes: u64,
-    /// Host pages.
+    /// Host pages; `default` where the VMM's own way is not chosen.
     pub hugepages: String,
     /// Load in the guest: `none`, `touched`, `dirtying`, `pinned`.
     pub load: String,
@@ -145,6 +145,10 @@ pub struct DlparPhases {
     pub first_request: Option<Span>,
     /// Device done: the answer that reached the target.
     pub device_done: Option<Span>,
+    /// Whether `device_done` is late: the VMM was asked after the guest was
+    /// done.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub device_late: bool,
     /// Guest usable (or, for a removal, gone).
     pub usable: Option<Span>,
     /// Whether `usable` may be late (found by looking).

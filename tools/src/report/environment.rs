@@ -58,8 +58,14 @@ impl Environment {
             [one] => format!("revision {one}"),
             several => format!("revisions {} (mixed)", several.join(", ")),
         };
+        // Said on the command line, and then the guest's agent does so.
+        let marks = if self.cmdline.contains("lmb.marks=console") {
+            ", stamps seen on the console"
+        } else {
+            ""
+        };
         format!(
-            "{} {}, {}, host pages {}; guest kernel {} ({} entry), command line `{}`; host: {}, \
+            "{} {}, {}, host pages {}{marks}; guest kernel {} ({} entry), command line `{}`; host: {}, \
              {clock}, Linux {}, {}, {}; {revisions}.",
             self.vmm,
             self.vmm_version,
@@ -200,6 +206,17 @@ mod tests {
               16 CPUs, 256 GiB; revisions 713d416, fff-dirty (mixed)."
             ]
         );
+    }
+
+    #[test]
+    fn stamps_from_the_console_are_called_so() {
+        let mut samples = Boot::default().samples(1);
+        samples[0].config.cmdline.push_str(" lmb.marks=console");
+        let groups = group(&samples);
+        let mut table = Table::default();
+        Environments::of(&groups).beside(&mut table, &groups.iter().collect::<Vec<_>>());
+        let words = "host pages thp, stamps seen on the console; guest";
+        assert!(table.notes[0].contains(words), "{:?}", table.notes);
     }
 
     #[test]

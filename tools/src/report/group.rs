@@ -105,6 +105,8 @@ pub struct Outcome {
     pub slots: Option<Summary>,
     /// Repeats whose "guest usable" was found by looking.
     pub usable_late: usize,
+    /// Repeats whose "device done" was found by asking afterwards.
+    pub device_late: usize,
     /// The shortest deadline.
     pub timeout_ms: u64,
 }
@@ -224,9 +226,11 @@ fn dlpar_moments(phases: &DlparPhases, spans: &mut BTreeMap<Moment, Vec<Span>>) 
     push(Moment::DeviceDone, phases.device_done);
     push(Moment::Usable, phases.usable);
     // A usable memory that the device never finished is no complete operation.
-    let complete = phases
-        .device_done
-        .and_then(|done| later(Some(done), phases.usable.filter(|_| !phases.usable_late)));
+    let usable = phases.usable.filter(|_| !phases.usable_late);
+    let complete = phases.device_done.and_then(|done| match usable {
+        Some(usable) if phases.device_late => Some(usable),
+        usable => later(Some(done), usable),
+    });
     push(Moment::Complete, complete);
 }
 
@@ -310,6 +314,9 @@ fn outcome(samples: &[&Sample]) -> Option<Outcome> {
         outcome.usable_late = outcome
             .usable_late
             .saturating_add(usize::from(phases.usable_late));
+        outcome.device_late = outcome
+            .device_late
+            .saturating_add(usize::from(phases.device_late));
         let left = amount_bytes.saturating_sub(done_bytes);
         outcome.left_bytes_max = outcome.left_bytes_max.max(left);
         outcome.timeout_ms = outcome.timeout_ms.min(timeout_ms);

@@ -271,6 +271,7 @@ impl Dlpar {
                 first_request: span(300_000, 90),
                 device_done: span(total / 10 * 9, 100),
                 usable: span(total, 100),
+                device_late: false,
                 usable_late: false,
             },
             requests: Some(requests),

@@ -203,6 +203,7 @@ fn changed(operation: &Operation) -> Changed {
             announced: stamp(timeline.announced_ns, None),
             first_request: stamp(timeline.first_request_ns, None),
             device_done: stamp(timeline.last_answer_ns, timeline.last_answer_cpu_ns),
+            device_late: false,
             usable: stamp(timeline.usable_ns, timeline.usable_cpu_ns),
             usable_late: timeline.usable_late,
         },

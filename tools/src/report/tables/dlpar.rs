@@ -9,7 +9,7 @@ use super::{
 use crate::plan::rules;
 use crate::report::environment::Environments;
 use crate::report::figure::{count, grouped};
-use crate::report::group::{Group, Kind, Moment};
+use crate::report::group::{Group, Kind, Moment, Outcome};
 use crate::report::stats::{Summary, real};
 use crate::report::table::Table;
 use crate::units::format_size;
@@ -79,10 +79,13 @@ fn dlpar_by_lmb(groups: &[&Group], environments: &Environments) -> Table {
         ],
     );
     let title = |group: &Group| {
-        let late = group.outcome.as_ref().is_some_and(|o| o.usable_late > 0);
-        let until = match group.times.contains_key(&Moment::Usable) && !late {
-            true => "done and usable",
-            false => "device done",
+        let late =
+            |late: fn(&Outcome) -> usize| group.outcome.as_ref().is_some_and(|o| late(o) > 0);
+        let usable = group.times.contains_key(&Moment::Usable) && !late(|o| o.usable_late);
+        let until = match (usable, late(|o| o.device_late)) {
+            (true, false) => "done and usable",
+            (true, true) => "usable",
+            (false, _) => "device done",
         };
         vec![
             group.config.vmm.clone(),
@@ -124,10 +127,11 @@ fn dlpar_detail(groups: &[&Group], environments: &Environments) -> Table {
                 .to_owned(),
         );
     }
-    if groups
-        .iter()
-        .any(|g| g.outcome.as_ref().is_some_and(|o| o.usable_late > 0))
-    {
+    if groups.iter().any(|g| {
+        g.outcome
+            .as_ref()
+            .is_some_and(|o| o.usable_late + o.device_late > 0)
+    }) {
         table.notes.push(
             "~ found by looking and perhaps late; such figures are no part of \"complete\"."
                 .to_owned(),
@@ -149,6 +153,10 @@ fn dlpar_row(group: &Group, environments: &Environments) -> Vec<String> {
     if outcome.usable_late > 0 {
         usable.insert(0, '~');
     }
+    let mut done = median_cell(group, group.times.get(&Moment::DeviceDone));
+    if outcome.device_late > 0 {
+        done.insert(0, '~');
+    }
     let blocks = rules::blocks(group.bytes(), group.guest_block_bytes());
     let mut row = vec![
         config.vmm.clone(),
@@ -169,7 +177,7 @@ fn dlpar_row(group: &Group, environments: &Environments) -> Vec<String> {
         summary(&outcome.requests),
         summary(&outcome.slots),
         median_cell(group, group.times.get(&Moment::FirstRequest)),
-        median_cell(group, group.times.get(&Moment::DeviceDone)),
+        done,
         usable,
         per_lmb(group).map_or_else(absent, |ns| group.unit.show(ns)),
     ];

@@ -203,6 +203,24 @@ fn a_late_usable_is_marked_and_left_out_of_complete() {
 }
 
 #[test]
+fn a_late_device_is_marked_and_complete_is_the_guests() {
+    let mut samples = vec![Dlpar::default().sample(Step::FirstAdd, 0)];
+    if let Measured::Dlpar { phases, .. } = &mut samples[0].measured {
+        phases.device_late = true;
+        phases.device_done = phases.usable.map(|mut late| {
+            late.end_ns += 5_000_000;
+            late
+        });
+    }
+    let tables = tables(&samples);
+    let detail = find(&tables, "Adds and removes in detail");
+    assert!(cell(detail, 0, "device done").starts_with('~'));
+    assert_eq!(cell(detail, 0, "complete"), cell(detail, 0, "guest usable"));
+    let by_size = find(&tables, "Adding and removing memory by LMB size");
+    assert_eq!(cell(by_size, 0, "until"), "usable");
+}
+
+#[test]
 fn seconds_are_of_native_kvm_alone() {
     let native = Boot {
         host: native_host(),
