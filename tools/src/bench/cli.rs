@@ -6,7 +6,8 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use lmb_memory::Hotplug;
 
-use super::sweep::{Given, Load, Measure, VmmChoice};
+use super::sweep::{Given, Load, Measure};
+use super::vmms::VmmChoice;
 use crate::host;
 use crate::packages::DEFAULT_KERNEL_PACKAGE;
 use crate::run::HostChoice;
@@ -24,6 +25,9 @@ the same command with --continue goes on with it. `lmb report FILE` draws tables
 On this machine's own KVM the clock is the wall clock. In the virtual KVM host, which is started
 once for the whole sweep and sized for it, it counts instructions (1 ns = 1 instruction), which
 does not depend on how busy the machine is; such figures are instructions and no seconds.
+
+The drivers for firecracker (adding and removing memory) and cloud-hypervisor are untested: they are
+written from the descriptions of the APIs, and no figure of them was ever checked.
 
 Equal boots differ by some millionths by that clock. Debian's 6.12 kernels differ more (up to 0.6 %
 seen): they test their ciphers in threads beside the boot, 0.7 billion instructions of it, and how
@@ -171,7 +175,7 @@ pub struct SweepArgs {
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_size)]
     lmb_size: Vec<u64>,
 
-    /// VMMs to measure
+    /// VMMs to measure; all but lmb-vmm by the programs that are installed
     #[arg(
         long,
         value_enum,
@@ -198,7 +202,8 @@ pub struct SweepArgs {
           value_parser = block)]
     guest_block_size: Vec<Block>,
 
-    /// KVM slots of the hotplug window: auto, or a power of two (lmb-vmm)
+    /// KVM slots of the hotplug window: auto, or a power of two (lmb-vmm,
+    /// firecracker)
     #[arg(long, value_name = "SIZE|auto,...", value_delimiter = ',', default_value = "auto",
           value_parser = slot)]
     slot_size: Vec<Slot>,
@@ -209,7 +214,7 @@ pub struct SweepArgs {
     hugepages: Vec<String>,
 
     /// Kernel entry: elf (the bzImage is unpacked on the host) or bzimage (the
-    /// guest unpacks itself) (lmb-vmm; QEMU takes bzimage)
+    /// guest unpacks itself) (lmb-vmm; QEMU takes bzimage, the others elf)
     #[arg(long, value_name = "ENTRY,...", value_delimiter = ',', default_value = "elf",
           value_parser = ["elf", "bzimage"])]
     kernel_entry: Vec<String>,
@@ -314,6 +319,14 @@ pub struct PlaceArgs {
     /// QEMU [default: qemu-system-x86_64 in $PATH]
     #[arg(long, value_name = "PATH")]
     pub(super) qemu: Option<PathBuf>,
+
+    /// Firecracker [default: firecracker in $PATH]
+    #[arg(long, value_name = "PATH")]
+    pub(super) firecracker: Option<PathBuf>,
+
+    /// Cloud Hypervisor [default: cloud-hypervisor in $PATH]
+    #[arg(long, value_name = "PATH")]
+    pub(super) cloud_hypervisor: Option<PathBuf>,
 
     /// The guests' /init [default: lmb-guest-agent beside this program]
     #[arg(long, value_name = "PATH")]

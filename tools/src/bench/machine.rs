@@ -3,10 +3,15 @@
 
 use lmb_memory::{Bytes, GuestBlock, Hotplug};
 
+use super::limits;
 use super::sample::Config;
-use super::sweep::{Case, Kernel, Shape, SweepError, Vmm, VmmChoice};
+use super::sweep::{Case, Kernel, Shape, SweepError};
+use super::vmms::{Vmm, VmmChoice};
 use crate::plan::vm::{VmPlan, VmRequest, plan};
 use crate::units::format_size;
+
+/// Tells the guest's agent to write its marks to the console.
+const MARKS_ON_CONSOLE: &str = "lmb.marks=console";
 
 /// What varies beside memory.
 pub(super) struct Machine<'a> {
@@ -28,7 +33,7 @@ impl Machine<'_> {
                 "qemu-microvm has no memory devices; it boots with all memory as RAM only"
                     .to_owned(),
             ),
-            (choice, Hotplug::Acpi) if choice.is_qemu() => Some(format!(
+            (choice, Hotplug::Acpi) if choice != VmmChoice::LmbVmm => Some(format!(
                 "{} is measured with virtio-mem alone, not with acpi",
                 choice.name()
             )),
@@ -68,25 +73,45 @@ impl Machine<'_> {
         kernel: &Kernel,
         cmdline: &str,
     ) -> Result<Case, SweepError> {
+        let choice = self.vmm.choice;
+        let lmb = match choice {
+            // The list of sizes is not for it: all of them are this one.
+            VmmChoice::CloudHypervisor => limits::CLOUD_HYPERVISOR_BLOCK_BYTES,
+            _ => lmb,
+        };
         let whole = |bytes: u64| {
             bytes
                 .checked_next_multiple_of(lmb)
                 .ok_or(SweepError::TooLarge)
         };
-        let qemu = self.vmm.choice.is_qemu();
+        let own = choice == VmmChoice::LmbVmm;
         let memory_bytes = whole(shape.boot)?;
         let empty = shape.empty_lmbs.checked_mul(lmb);
         let window = empty
             .and_then(|empty| empty.checked_add(whole(shape.window).ok()?))
             .ok_or(SweepError::TooLarge)?;
+        let slot_size_bytes = match choice {
+            VmmChoice::LmbVmm => self.slot_size,
+            VmmChoice::Firecracker => {
+                limits::firecracker_slot(self.vmm, self.slot_size, lmb, window)?
+            }
+            _ => 0,
+        };
         let config = Config {
-            vmm: self.vmm.choice.name().to_owned(),
+            vmm: choice.name().to_owned(),
             vmm_version: self.vmm.version.clone(),
             hotplug: self.hotplug.name().to_owned(),
             kernel: kernel.version.clone(),
             // QEMU starts a bzImage by its own boot protocol.
-            kernel_entry: if qemu { "bzimage" } else { self.entry }.to_owned(),
-            cmdline: cmdline.to_owned(),
+            kernel_entry: match choice.is_qemu() {
+                true => "bzimage",
+                false => self.entry,
+            }
+            .to_owned(),
+            cmdline: match choice.is_remote() {
+                true => format!("{cmdline} {MARKS_ON_CONSOLE}"),
+                false => cmdline.to_owned(),
+            },
             cpus: self.cpus,
             memory_bytes,
             max_memory_bytes: memory_bytes
@@ -94,10 +119,15 @@ impl Machine<'_> {
                 .ok_or(SweepError::TooLarge)?,
             plugged_at_boot_bytes: whole(shape.plugged_at_boot)?,
             lmb_size_bytes: lmb,
-            // QEMU has no such options.
-            guest_block_option_bytes: if qemu { 0 } else { self.guest_block },
-            slot_size_bytes: if qemu { 0 } else { self.slot_size },
-            hugepages: self.hugepages.to_owned(),
+            // The others have no such option.
+            guest_block_option_bytes: if own { self.guest_block } else { 0 },
+            slot_size_bytes,
+            hugepages: match choice {
+                // It asks for none, and the host's own setting holds.
+                VmmChoice::Firecracker => "default",
+                _ => self.hugepages,
+            }
+            .to_owned(),
             load: shape.load.name().to_owned(),
         };
         Ok(Case {

@@ -11,6 +11,7 @@ mod driver;
 mod facts;
 mod figures;
 mod id;
+mod limits;
 mod machine;
 pub mod order;
 mod place;
@@ -23,6 +24,7 @@ pub mod store;
 pub mod sweep;
 #[cfg(test)]
 mod testing;
+pub mod vmms;
 pub mod work;
 
 use std::path::{Path, PathBuf};
@@ -37,7 +39,8 @@ use self::place::VirtualHost;
 use self::progress::SweepProgress;
 use self::sample::Clock;
 use self::store::{Done, Store, StoreError};
-use self::sweep::{Axes, Cases, Kernel, Measure, Vmm, VmmChoice};
+use self::sweep::{Axes, Cases, Kernel, Measure};
+use self::vmms::{Vmm, VmmChoice};
 use self::work::{GuestFiles, Message, Programs, Work};
 use crate::guest::{DEFAULT_MODULES, GuestImage, default_agent};
 use crate::host::{self, detect};
@@ -79,6 +82,14 @@ fn sweep(
     name: &str,
     load_program: Option<PathBuf>,
 ) -> Result<ExitCode> {
+    for vmm in &args.vmm {
+        if let Some(what) = vmm.untested() {
+            eprintln!(
+                "lmb: warning: the driver for {} is not fully tested: {what}",
+                vmm.name()
+            );
+        }
+    }
     let native = is_native(args.place.host)?;
     let started = id::rfc3339(figures::realtime_ns() / 1_000_000_000);
     let out = match &args.out {
@@ -225,7 +236,8 @@ impl Prepared {
                 Some(agent) => agent.clone(),
                 None => default_agent()?,
             },
-            pci: args.vmm.contains(&VmmChoice::QemuPc),
+            pci: args.vmm.iter().any(|vmm| vmm.has_pci()),
+            unpacked: args.vmm.iter().any(|vmm| vmm.is_remote()),
             load_program,
         };
         let guests = kernels
@@ -246,6 +258,7 @@ impl Prepared {
 struct ImageParts {
     agent: PathBuf,
     pci: bool,
+    unpacked: bool,
     load_program: Option<PathBuf>,
 }
 
@@ -273,9 +286,15 @@ impl ImageParts {
             gzip: false,
         };
         let initrd = image.build(cache, None, note)?.initramfs;
+        let vmlinux = if self.unpacked {
+            Some(image.kernel.vmlinux(cache)?)
+        } else {
+            None
+        };
         Ok(GuestFiles {
             kernel: image.kernel.vmlinuz,
             initrd,
+            vmlinux,
         })
     }
 }
@@ -320,6 +339,30 @@ fn programs(args: &SweepArgs) -> Result<Programs> {
             )?,
         });
     }
+    for (choice, given, place, option) in [
+        (
+            VmmChoice::Firecracker,
+            &args.place.firecracker,
+            &mut programs.firecracker,
+            "--firecracker",
+        ),
+        (
+            VmmChoice::CloudHypervisor,
+            &args.place.cloud_hypervisor,
+            &mut programs.cloud_hypervisor,
+            "--cloud-hypervisor",
+        ),
+    ] {
+        if args.vmm.contains(&choice) {
+            let name = choice.name();
+            *place = Some(match given {
+                Some(path) => path.clone(),
+                None => packages::find_program(name).with_context(|| {
+                    format!("{name} is not in $PATH: install it, or name it by {option}")
+                })?,
+            });
+        }
+    }
     Ok(programs)
 }
 
@@ -343,10 +386,11 @@ fn vmms(args: &SweepArgs, programs: &Programs) -> Result<Vec<Vmm>> {
     args.vmm
         .iter()
         .map(|&choice| {
-            let program = if choice.is_qemu() {
-                &programs.qemu
-            } else {
-                &programs.lmb_vmm
+            let program = match choice {
+                VmmChoice::LmbVmm => &programs.lmb_vmm,
+                VmmChoice::QemuPc | VmmChoice::QemuMicrovm => &programs.qemu,
+                VmmChoice::Firecracker => &programs.firecracker,
+                VmmChoice::CloudHypervisor => &programs.cloud_hypervisor,
             };
             let program = program.as_deref().context("the VMM's program is missing")?;
             Ok(Vmm {

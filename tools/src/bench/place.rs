@@ -137,9 +137,15 @@ pub(super) fn prepare(
         let initrd = format!("{PLACE}/initrd{number}");
         files.push(put(guest.kernel.clone(), kernel.clone()));
         files.push(put(guest.initrd.clone(), initrd.clone()));
+        let vmlinux = guest.vmlinux.take().map(|source| {
+            let vmlinux = format!("{PLACE}/vmlinux{number}");
+            files.push(put(source, vmlinux.clone()));
+            Path::new("/").join(vmlinux)
+        });
         *guest = GuestFiles {
             kernel: Path::new("/").join(kernel),
             initrd: Path::new("/").join(initrd),
+            vmlinux,
         };
     }
     let directory = tempfile::Builder::new()
@@ -204,24 +210,41 @@ fn put(source: PathBuf, dest: String) -> FileArgument {
 }
 
 fn put_programs(programs: &Programs, files: &mut Vec<FileArgument>) -> Result<Programs> {
-    let mut inside = Programs::default();
-    if let Some(vmm) = &programs.lmb_vmm {
-        files.push(put(vmm.clone(), "bin/lmb-vmm".to_owned()));
-        inside.lmb_vmm = Some("/bin/lmb-vmm".into());
-    }
+    let mut program = |path: &Option<PathBuf>, name| put_program(path.as_deref(), name, files);
+    let mut inside = Programs {
+        lmb_vmm: program(&programs.lmb_vmm, "lmb-vmm")?,
+        qemu: program(&programs.qemu, "qemu-system-x86_64")?,
+        qemu_firmware: None,
+        firecracker: program(&programs.firecracker, "firecracker")?,
+        cloud_hypervisor: program(&programs.cloud_hypervisor, "cloud-hypervisor")?,
+    };
     if let Some(qemu) = &programs.qemu {
-        files.push(put(qemu.clone(), "bin/qemu-system-x86_64".to_owned()));
-        for library in libraries(qemu)? {
-            files.push(put(library.clone(), inside_path(&library)));
-        }
         let firmware = format!("{PLACE}/firmware");
         for (name, path) in firmware_files(qemu)? {
             files.push(put(path, format!("{firmware}/{name}")));
         }
-        inside.qemu = Some("/bin/qemu-system-x86_64".into());
         inside.qemu_firmware = Some(Path::new("/").join(firmware));
     }
     Ok(inside)
+}
+
+/// Puts a program with the libraries it needs, once each.
+fn put_program(
+    program: Option<&Path>,
+    name: &str,
+    files: &mut Vec<FileArgument>,
+) -> Result<Option<PathBuf>> {
+    let Some(program) = program else {
+        return Ok(None);
+    };
+    let inside = format!("bin/{name}");
+    files.push(put(program.to_owned(), inside.clone()));
+    for library in libraries(program)? {
+        if files.iter().all(|file| file.source != library) {
+            files.push(put(library.clone(), inside_path(&library)));
+        }
+    }
+    Ok(Some(Path::new("/").join(inside)))
 }
 
 /// The same place in an archive.

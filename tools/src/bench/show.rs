@@ -165,8 +165,8 @@ pub(super) fn tables(out: &Path) -> Result<String> {
     Ok(tables.join("\n"))
 }
 
-/// The version that a program names: the first word with a digit and a dot in
-/// it.
+/// The version that a program names: the first word that is a digit, with a
+/// `v` before it perhaps, and has a dot in it.
 pub(super) fn version(program: &Path) -> Result<String> {
     let output = Command::new(program)
         .arg("--version")
@@ -178,6 +178,7 @@ pub(super) fn version(program: &Path) -> Result<String> {
 
 fn find_version(text: &str) -> Option<String> {
     text.split_whitespace()
+        .map(|word| word.strip_prefix('v').unwrap_or(word))
         .find(|word| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.'))
         .map(str::to_owned)
 }
@@ -194,6 +195,8 @@ mod tests {
                 "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)\nCopyright (c) 2003",
                 Some("7.2.22"),
             ),
+            ("Firecracker v1.12.1\n\n2026-11-30 exiting", Some("1.12.1")),
+            ("cloud-hypervisor v54.0.0\n", Some("54.0.0")),
             ("no version here", None),
         ] {
             assert_eq!(find_version(text).as_deref(), version);

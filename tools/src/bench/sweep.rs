@@ -10,9 +10,11 @@ use std::collections::HashSet;
 
 use lmb_memory::Hotplug;
 
+use super::limits::{self, LimitError};
 use super::machine::Machine;
 use super::order;
 use super::sample::Config;
+use super::vmms::{Vmm, VmmChoice};
 use super::work::{Job, Task};
 
 const MIB: u64 = 1 << 20;
@@ -21,35 +23,6 @@ const GUEST_OWN_BYTES: u64 = 640 * MIB;
 /// Smallest and largest memory block of Linux on x86.
 const LEAST_BLOCK_BYTES: u64 = 128 * MIB;
 const MOST_BLOCK_BYTES: u64 = 2048 * MIB;
-
-/// A VMM that can be measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
-pub enum VmmChoice {
-    /// This project's VMM
-    LmbVmm,
-    /// QEMU's machine type pc (i440FX), with KVM
-    QemuPc,
-    /// QEMU's machine type microvm, with KVM (boot only)
-    QemuMicrovm,
-}
-
-impl VmmChoice {
-    /// Its name in samples.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::LmbVmm => "lmb-vmm",
-            Self::QemuPc => "qemu-pc",
-            Self::QemuMicrovm => "qemu-microvm",
-        }
-    }
-
-    /// Whether it is QEMU.
-    #[must_use]
-    pub const fn is_qemu(self) -> bool {
-        matches!(self, Self::QemuPc | Self::QemuMicrovm)
-    }
-}
 
 /// How a guest gets its memory in a boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
@@ -120,21 +93,15 @@ pub enum SweepError {
     /// Past 64 bits.
     #[error("these sizes are more than 64 bits hold")]
     TooLarge,
+    /// What a VMM cannot.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
 }
 
 /// A kernel of the sweep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// Its version, as `uname -r` prints it.
-    pub version: String,
-}
-
-/// A VMM of the sweep.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Vmm {
-    /// Which.
-    pub choice: VmmChoice,
-    /// Its version.
     pub version: String,
 }
 
@@ -222,6 +189,7 @@ pub struct Cases {
 /// [`SweepError`].
 pub fn cases(axes: &Axes, measure: &Measure) -> Result<Cases, SweepError> {
     axes.check()?;
+    limits::check(axes)?;
     let mut all = Cases::default();
     for (guest, kernel) in axes.kernels.iter().enumerate() {
         for machine in axes.machines() {
@@ -457,11 +425,11 @@ fn least_boot_bytes(plugged: u64, load: u64, lmb: u64) -> Option<u64> {
 }
 
 /// The guest memory block that a configuration leads to: what it asks for, or
-/// the LMB within Linux's range. QEMU's guests have 128 MiB or up to 2 GiB;
-/// the larger is given.
+/// the LMB within Linux's range. Guests of other VMMs have 128 MiB or up to
+/// 2 GiB; the larger is given.
 #[must_use]
 pub fn guest_block_bytes(config: &Config) -> u64 {
-    if config.vmm.starts_with("qemu") {
+    if config.vmm != VmmChoice::LmbVmm.name() {
         return MOST_BLOCK_BYTES;
     }
     match config.guest_block_option_bytes {

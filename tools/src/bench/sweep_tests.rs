@@ -275,3 +275,62 @@ fn the_guests_block_follows_the_lmb_within_linuxs_range() {
     config.guest_block_option_bytes = GIB;
     assert_eq!(guest_block_bytes(&config), GIB);
 }
+
+#[test]
+fn cloud_hypervisor_has_one_row_for_all_lmb_sizes() {
+    let mut axes = axes();
+    axes.vmms = vec![vmm(VmmChoice::CloudHypervisor)];
+    let cases = cases(&axes, &dlpar(8 * GIB, &[Load::None])).unwrap().cases;
+    let [case] = &cases[..] else {
+        panic!("{cases:?}");
+    };
+    assert_eq!(case.config.lmb_size_bytes, 2 * MIB);
+    assert_eq!(
+        case.config.max_memory_bytes - case.config.memory_bytes,
+        8 * GIB
+    );
+    assert_eq!(case.config.cmdline, "quiet lmb.marks=console");
+}
+
+#[test]
+fn firecracker_has_the_lmb_as_its_block_and_slots_that_hold_it() {
+    let mut axes = axes();
+    axes.vmms = vec![vmm(VmmChoice::Firecracker)];
+    axes.lmb_sizes = vec![2 * MIB, GIB];
+    let cases = cases(&axes, &dlpar(8 * GIB, &[Load::None])).unwrap().cases;
+    let sizes = |case: &Case| (case.config.lmb_size_bytes, case.config.slot_size_bytes);
+    assert_eq!(
+        cases.iter().map(sizes).collect::<Vec<_>>(),
+        [(2 * MIB, 128 * MIB), (GIB, GIB)]
+    );
+    assert_eq!(cases[0].config.hugepages, "default");
+}
+
+#[test]
+fn options_that_a_vmm_does_not_have_are_refused_and_not_passed_over() {
+    let refused = |choice, change: fn(&mut Axes)| {
+        let mut axes = axes();
+        axes.vmms.push(vmm(choice));
+        change(&mut axes);
+        match cases(&axes, &boot(&[Given::Boot], 8 * GIB)) {
+            Err(SweepError::Limit(error)) => error.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let block = refused(VmmChoice::Firecracker, |axes| {
+        axes.guest_blocks = vec![0, GIB];
+    });
+    assert!(
+        block.starts_with("firecracker has no --guest-block-size: "),
+        "{block}"
+    );
+    for choice in [VmmChoice::Firecracker, VmmChoice::CloudHypervisor] {
+        refused(choice, |axes| axes.hugepages = vec!["2M".into()]);
+        refused(choice, |axes| axes.kernel_entries.push("bzimage".into()));
+    }
+    refused(VmmChoice::CloudHypervisor, |axes| {
+        axes.slot_sizes = vec![GIB];
+    });
+    let cpus = refused(VmmChoice::Firecracker, |axes| axes.cpus = vec![1, 64]);
+    assert!(cpus.contains("32 vCPUs, not 64"), "{cpus}");
+}

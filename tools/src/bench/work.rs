@@ -51,6 +51,8 @@ pub struct GuestFiles {
     pub kernel: PathBuf,
     /// Initramfs.
     pub initrd: PathBuf,
+    /// The kernel unpacked, for VMMs that take no other.
+    pub vmlinux: Option<PathBuf>,
 }
 
 /// The programs a sweep starts.
@@ -62,6 +64,10 @@ pub struct Programs {
     pub qemu: Option<PathBuf>,
     /// Where QEMU's firmware lies, if not where QEMU looks for it.
     pub qemu_firmware: Option<PathBuf>,
+    /// firecracker.
+    pub firecracker: Option<PathBuf>,
+    /// cloud-hypervisor.
+    pub cloud_hypervisor: Option<PathBuf>,
 }
 
 /// A list of jobs with all that they share.

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use super::marks::MarkSender;
+
 /// How much of what the guest printed is kept.
 const KEPT_BYTES: usize = 256 << 10;
 /// What the guest's shell prints before its prompt.
@@ -32,7 +34,12 @@ pub(super) struct Console {
 }
 
 impl Console {
-    pub(super) fn new(input: ChildStdin, output: ChildStdout) -> Result<Self> {
+    /// With `marks` the agent's marks are taken out of what comes.
+    pub(super) fn new(
+        input: ChildStdin,
+        output: ChildStdout,
+        marks: Option<MarkSender>,
+    ) -> Result<Self> {
         let (sender, chunks) = channel();
         thread::Builder::new()
             .name("console".to_owned())
@@ -40,7 +47,10 @@ impl Console {
                 let mut output = output;
                 let mut buffer = [0; 4096];
                 while let Ok(count) = output.read(&mut buffer) {
-                    let chunk = buffer.get(..count).unwrap_or_default().to_vec();
+                    let mut chunk = buffer.get(..count).unwrap_or_default().to_vec();
+                    if let Some(marks) = &marks {
+                        marks.take(&mut chunk);
+                    }
                     if count == 0 || sender.send(chunk).is_err() {
                         return;
                     }
@@ -172,7 +182,7 @@ mod tests {
             .unwrap();
         let input = child.stdin.take().unwrap();
         let output = child.stdout.take().unwrap();
-        (child, Console::new(input, output).unwrap())
+        (child, Console::new(input, output, None).unwrap())
     }
 
     #[test]

@@ -7,11 +7,18 @@
 //! started; for adds and removes since the request was sent or, where the VMM
 //! says so itself, accepted.
 
+mod api;
+mod cloud_hypervisor;
 mod console;
+mod firecracker;
 mod lmb;
+mod marks;
 mod process;
 mod qemu;
 mod qmp;
+mod remote;
+#[cfg(test)]
+mod testing;
 
 use std::path::Path;
 use std::time::Duration;
@@ -99,7 +106,7 @@ pub(super) trait Vm {
     }
 }
 
-/// The driver for `vmm`, one of [`super::sweep::VmmChoice`]'s names.
+/// The driver for `vmm`, one of [`super::vmms::VmmChoice`]'s names.
 pub(super) fn by_name(vmm: &str, programs: &Programs) -> Result<Box<dyn Driver>> {
     let need = |program: &Option<std::path::PathBuf>| {
         program
@@ -118,6 +125,12 @@ pub(super) fn by_name(vmm: &str, programs: &Programs) -> Result<Box<dyn Driver>>
             } else {
                 qemu::Machine::Microvm
             },
+        }),
+        "firecracker" => Box::new(firecracker::Firecracker {
+            program: need(&programs.firecracker)?,
+        }),
+        "cloud-hypervisor" => Box::new(cloud_hypervisor::CloudHypervisor {
+            program: need(&programs.cloud_hypervisor)?,
         }),
         other => bail!("there is no driver for the VMM `{other}`"),
     })

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 
 use super::super::figures::monotonic_ns;
 use super::console::Console;
+use super::marks::{self, MarkSender, Marks};
 use crate::output::printable;
 
 /// A process with the console of the guest in it.
@@ -30,6 +31,25 @@ pub(super) struct Process {
 impl Process {
     /// Starts `command`.
     pub(super) fn start(command: &mut Command, place: &Path) -> Result<Running> {
+        Self::start_with(command, place, |_| None)
+    }
+
+    /// Starts a `command` whose guest's agent writes its marks to the console.
+    pub(super) fn start_marked(command: &mut Command, place: &Path) -> Result<(Running, Marks)> {
+        let mut marks = None;
+        let running = Self::start_with(command, place, |pid| {
+            let (sender, receiver) = marks::channel(pid);
+            marks = Some(receiver);
+            Some(sender)
+        })?;
+        Ok((running, marks.context("the VMM has no console")?))
+    }
+
+    fn start_with(
+        command: &mut Command,
+        place: &Path,
+        marks: impl FnOnce(u32) -> Option<MarkSender>,
+    ) -> Result<Running> {
         let errors = place.join("stderr");
         let file = File::create(&errors)
             .with_context(|| format!("cannot make the file {}", errors.display()))?;
@@ -48,7 +68,7 @@ impl Process {
             errors,
         };
         let (input, output) = pipes.context("the VMM has no console")?;
-        let console = Console::new(input, output)?;
+        let console = Console::new(input, output, marks(process.id()))?;
         Ok(Running { process, console })
     }
 

@@ -12,17 +12,15 @@
 //! MEMORY_DEVICE_SIZE_CHANGE event. QEMU sends these at most once a second,
 //! but the last one carries the moment of the last change.
 
-use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
+use super::marks::{self, Mark, Marks};
 use super::process::{Process, Running};
 use super::qmp::{Event, Qmp};
 use super::{Booted, Change, Changed, Driver, Vm, span};
@@ -32,13 +30,6 @@ use crate::bench::work::GuestFiles;
 
 /// How long QEMU may take for its control socket and for a command.
 const CALL: Duration = Duration::from_secs(30);
-/// After this long without a mark there will be no more.
-const QUIET: Duration = Duration::from_secs(2);
-/// Codes of the agent's marks.
-const MARK_INIT: u8 = 2;
-const MARK_DRIVER: u8 = 3;
-const MARK_BLOCK_ONLINE: u8 = 6;
-const MARK_BLOCK_GONE: u8 = 7;
 
 /// The machine types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,69 +173,6 @@ fn arguments(machine: Machine, config: &Config, place: &Path) -> Vec<String> {
     all
 }
 
-/// A mark as it arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Mark {
-    code: u8,
-    at_ns: u64,
-    cpu_ns: Option<u64>,
-}
-
-#[derive(Debug)]
-struct Marks {
-    arrived: Receiver<Mark>,
-}
-
-impl Marks {
-    fn read(mut stream: UnixStream, pid: u32) -> Result<Self> {
-        let (sender, arrived) = channel();
-        thread::Builder::new()
-            .name("marks".to_owned())
-            .spawn(move || {
-                let mut buffer = [0; 64];
-                while let Ok(count @ 1..) = stream.read(&mut buffer) {
-                    let (at_ns, cpu_ns) = (monotonic_ns(), cpu_ns(pid));
-                    for &code in buffer.get(..count).unwrap_or_default() {
-                        let mark = Mark {
-                            code,
-                            at_ns,
-                            cpu_ns,
-                        };
-                        if sender.send(mark).is_err() {
-                            return;
-                        }
-                    }
-                }
-            })
-            .context("cannot start a thread")?;
-        Ok(Self { arrived })
-    }
-
-    /// The next mark; none when it does not come in time.
-    fn next(&self, limit: Duration) -> Result<Option<Mark>> {
-        match self.arrived.recv_timeout(limit) {
-            Ok(mark) => Ok(Some(mark)),
-            Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => bail!("QEMU closed the boot marks"),
-        }
-    }
-
-    fn forget(&self) {
-        while self.arrived.try_recv().is_ok() {}
-    }
-
-    /// The last mark with this code, once there has been quiet for a while.
-    fn last(&self, code: u8) -> Result<Option<Mark>> {
-        let mut last = None;
-        while let Some(mark) = self.next(QUIET)? {
-            if mark.code == code {
-                last = Some(mark);
-            }
-        }
-        Ok(last)
-    }
-}
-
 #[derive(Debug)]
 struct QemuVm {
     running: Running,
@@ -256,19 +184,6 @@ struct QemuVm {
 }
 
 impl QemuVm {
-    /// Waits for a mark.
-    fn await_mark(&mut self, code: u8, limit: Duration) -> Result<Option<Mark>> {
-        let start = Instant::now();
-        loop {
-            let left = limit.saturating_sub(start.elapsed());
-            match self.marks.next(left)? {
-                Some(mark) if mark.code == code => return Ok(Some(mark)),
-                Some(_) => {}
-                None => return Ok(None),
-            }
-        }
-    }
-
     /// Waits until the device has plugged `target_bytes`: when it had, and how
     /// much it has plugged by then.
     fn await_size(&mut self, target_bytes: u64, limit: Duration) -> Result<(Option<u64>, u64)> {
@@ -316,7 +231,7 @@ impl Vm for QemuVm {
         // The prompt comes after the mark, and also from a guest whose agent
         // found no port to write to.
         self.running.console.await_prompt(limit)?;
-        let init = self.await_mark(MARK_INIT, QUIET)?;
+        let init = self.marks.wait_for(marks::INIT, marks::QUIET)?;
         let init = init.context(
             "the guest's agent wrote no boot mark: it does not know this machine's mark port",
         )?;
@@ -324,7 +239,7 @@ impl Vm for QemuVm {
             let (_, size) = self.await_size(self.plugs_at_boot_bytes, limit)?;
             self.plugged_bytes = size;
             if size == self.plugs_at_boot_bytes {
-                self.marks.last(MARK_BLOCK_ONLINE)?.map(since)
+                self.marks.last(marks::BLOCK_ONLINE)?.map(since)
             } else {
                 None
             }
@@ -342,7 +257,8 @@ impl Vm for QemuVm {
     }
 
     fn await_driver(&mut self, limit: Duration) -> Result<()> {
-        self.await_mark(MARK_DRIVER, limit)?
+        self.marks
+            .wait_for(marks::DRIVER, limit)?
             .map(drop)
             .context("the guest's agent did not load the memory driver in time")
     }
@@ -369,9 +285,9 @@ impl Vm for QemuVm {
         self.plugged_bytes = size;
         let complete = size == target_bytes;
         let code = if change.add {
-            MARK_BLOCK_ONLINE
+            marks::BLOCK_ONLINE
         } else {
-            MARK_BLOCK_GONE
+            marks::BLOCK_GONE
         };
         let last = self.marks.last(code)?.filter(|_| complete);
         let used = |now: Option<u64>| Some(now?.saturating_sub(asked_cpu?));
