@@ -223,18 +223,13 @@ pub struct SweepArgs {
     #[arg(long, value_name = "TEXT", default_value = STOCK_CMDLINE, allow_hyphen_values = true)]
     cmdline: String,
 
-    /// Debian packages of guest kernels
-    #[arg(long, value_name = "PACKAGE,...", value_delimiter = ',',
-          default_value = DEFAULT_KERNEL_PACKAGE)]
+    /// Debian packages of guest kernels [default, without --kernel:
+    /// linux-image-cloud-amd64]
+    #[arg(long, value_name = "PACKAGE,...", value_delimiter = ',')]
     pub(super) kernel_package: Vec<String>,
 
-    /// Guest kernels of one's own in place of Debian's
-    #[arg(
-        long,
-        value_name = "PATH,...",
-        value_delimiter = ',',
-        conflicts_with = "kernel_package"
-    )]
+    /// Guest kernels of one's own, before those of --kernel-package
+    #[arg(long, value_name = "PATH,...", value_delimiter = ',')]
     pub(super) kernel: Vec<PathBuf>,
 
     /// The lib/modules/VERSION directory of each --kernel, in their order

@@ -45,7 +45,7 @@ use self::work::{GuestFiles, Message, Programs, Work};
 use crate::guest::{DEFAULT_MODULES, GuestImage, default_agent};
 use crate::host::{self, detect};
 use crate::initramfs::FileArgument;
-use crate::packages::{self, Cache, KernelPackage, Progress};
+use crate::packages::{self, Cache, DEFAULT_KERNEL_PACKAGE, KernelPackage, Progress};
 use crate::run::HostChoice;
 
 /// Modules of guests whose memory device is a PCI device.
@@ -165,8 +165,13 @@ fn execute(work: Work, args: &SweepArgs, cache: &Cache, keeper: &mut Keeper) -> 
     };
     let prepared = place::prepare(work, virtual_host, clock, &note)?;
     eprintln!(
-        "lmb: host: one virtual KVM host of {} MiB for the whole sweep; {}",
+        "lmb: host: one virtual KVM host for the whole sweep, of {} MiB, {}; {}",
         prepared.memory_mib(),
+        if place.host_memory.is_some() {
+            "as --host-memory says"
+        } else {
+            "sized for its dearest guest"
+        },
         show::clock(clock)
     );
     prepared
@@ -300,13 +305,6 @@ impl ImageParts {
 }
 
 fn kernels(args: &SweepArgs, cache: &Cache, note: &dyn Fn(&str)) -> Result<Vec<KernelPackage>> {
-    if args.kernel.is_empty() {
-        return args
-            .kernel_package
-            .iter()
-            .map(|package| KernelPackage::fetch(cache, package, false, note))
-            .collect();
-    }
     if !args.modules_dir.is_empty() && args.modules_dir.len() != args.kernel.len() {
         bail!(
             "{} --modules-dir for {} --kernel: give one for each, in their order",
@@ -314,13 +312,17 @@ fn kernels(args: &SweepArgs, cache: &Cache, note: &dyn Fn(&str)) -> Result<Vec<K
             args.kernel.len()
         );
     }
-    args.kernel
-        .iter()
-        .enumerate()
-        .map(|(number, kernel)| {
-            KernelPackage::from_files(kernel, args.modules_dir.get(number).map(PathBuf::as_path))
-        })
-        .collect()
+    let own = args.kernel.iter().enumerate().map(|(number, kernel)| {
+        KernelPackage::from_files(kernel, args.modules_dir.get(number).map(PathBuf::as_path))
+    });
+    let mut packages: Vec<&str> = args.kernel_package.iter().map(String::as_str).collect();
+    if args.kernel.is_empty() && packages.is_empty() {
+        packages.push(DEFAULT_KERNEL_PACKAGE);
+    }
+    let debian = packages
+        .into_iter()
+        .map(|package| KernelPackage::fetch(cache, package, false, note));
+    own.chain(debian).collect()
 }
 
 fn programs(args: &SweepArgs) -> Result<Programs> {

@@ -281,6 +281,9 @@ fn spot(group: &Group, x: u64) -> Option<Spot> {
 /// it is all of the memory, and the like.
 const MINOR: [usize; 8] = [2, 4, 6, 11, 13, 14, 15, 16];
 
+/// Place of the command line in [`traits`].
+const CMDLINE: usize = 14;
+
 /// What parts lines: everything a row depends on but the LMB size.
 fn traits(group: &Group) -> Vec<String> {
     let config = &group.config;
@@ -340,10 +343,34 @@ fn short_names(keys: &[Vec<String>]) -> Vec<String> {
         telling = vec![0, 1, 3];
     }
     let name = |key: &Vec<String>| {
-        let parts = telling.iter().filter_map(|index| key.get(*index));
-        parts.cloned().collect::<Vec<_>>().join(", ")
+        let part = |index: &usize| {
+            let part = key.get(*index)?;
+            match *index {
+                CMDLINE => own_words(part, keys.iter().filter_map(|key| key.get(CMDLINE))),
+                _ => Some(part.clone()),
+            }
+        };
+        let parts: Vec<String> = telling.iter().filter_map(part).collect();
+        if parts.is_empty() {
+            "plain command line".to_owned()
+        } else {
+            parts.join(", ")
+        }
     };
     keys.iter().map(name).collect()
+}
+
+/// Those words of a command line that not all of them have, which is what
+/// tells it from the others.
+fn own_words<'a>(text: &str, all: impl Iterator<Item = &'a String> + Clone) -> Option<String> {
+    let own: Vec<&str> = text
+        .split_whitespace()
+        .filter(|word| {
+            !all.clone()
+                .all(|text| text.split_whitespace().any(|w| w == *word))
+        })
+        .collect();
+    (!own.is_empty()).then(|| own.join(" "))
 }
 
 /// A bar for each row.
@@ -509,6 +536,7 @@ fn spots(fitted: &Fitted, y: impl Fn(f64, f64) -> f64) -> Vec<Spot> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::sample::Config;
     use crate::report::group::group;
     use crate::report::testing::{Boot, Dlpar, GIB, MIB, native_host};
 
@@ -523,8 +551,7 @@ mod tests {
                 }
                 .samples(2),
             );
-            let edit =
-                |config: &mut crate::bench::sample::Config| config.kernel = "6.12".to_owned();
+            let edit = |config: &mut Config| config.kernel = "6.12".to_owned();
             samples.extend(
                 Boot {
                     lmb,
@@ -562,6 +589,27 @@ mod tests {
             ["lmb-vmm, 6.1", "lmb-vmm, 6.12", "qemu, 6.1"]
         );
         assert_eq!(short_names(&keys[..1]), ["boot, lmb-vmm, 6.1"]);
+    }
+
+    #[test]
+    fn of_a_command_line_only_its_own_words_are_said() {
+        let samples: Vec<_> = [
+            |_: &mut Config| (),
+            |c: &mut Config| c.cmdline += " quick x=1",
+        ]
+        .into_iter()
+        .flat_map(|edit| {
+            let boot = Boot {
+                edit,
+                ..Boot::default()
+            };
+            boot.samples(1)
+        })
+        .collect();
+        let groups = group(&samples);
+        let keys: Vec<Vec<String>> = groups.iter().map(traits).collect();
+        assert_eq!(keys[0][CMDLINE], groups[0].config.cmdline);
+        assert_eq!(short_names(&keys), ["plain command line", "quick x=1"]);
     }
 
     #[test]
