@@ -16,7 +16,7 @@ pub(super) struct Topic {
 }
 
 /// Topics, in the index's order.
-pub(super) const TOPICS: [Topic; 6] = [
+pub(super) const TOPICS: [Topic; 7] = [
     Topic {
         name: "boot",
         title: "Boot",
@@ -24,6 +24,10 @@ pub(super) const TOPICS: [Topic; 6] = [
     Topic {
         name: "dlpar",
         title: "Adding and removing 32 GiB",
+    },
+    Topic {
+        name: "acpi",
+        title: "Each LMB an ACPI memory device",
     },
     Topic {
         name: "loads",
@@ -114,7 +118,7 @@ const fn stock(
 pub(super) const MAIN: [&str; 3] = ["boot", "dlpar-follow", "dlpar-fixed"];
 
 /// All sweeps, in the order in which they are measured.
-pub(super) const SWEEPS: [Sweep; 18] = [
+pub(super) const SWEEPS: [Sweep; 23] = [
     stock(
         "boot",
         "boot",
@@ -138,6 +142,48 @@ pub(super) const SWEEPS: [Sweep; 18] = [
          --guest-block-size 2G --steps 3 --rounds 1",
         "The same with a guest memory block of 2 GiB",
     ),
+    stock(
+        "acpi-dlpar",
+        "acpi",
+        10,
+        "dlpar --hotplug acpi --amount 32G --memory 4G \
+         --lmb-size 128M,256M,512M,1G,2G,4G --steps 3 --rounds 2",
+        "Add, remove and add 32 GiB where each LMB is an ACPI memory device",
+    ),
+    stock(
+        "acpi-beside",
+        "acpi",
+        8,
+        "dlpar --hotplug acpi,virtio-mem --amount 4G --memory 4G --lmb-size 128M,512M,2G \
+         --rounds 2",
+        "Add and remove 4 GiB twice, by ACPI devices and by virtio-mem",
+    ),
+    stock(
+        "acpi-loads",
+        "acpi",
+        6,
+        "dlpar --hotplug acpi --amount 2G --memory 4G --lmb-size 128M,512M,2G \
+         --load none,touched,dirtying,pinned --timeout 20s --rounds 2",
+        "Remove 2 GiB, of which a load holds 512 MiB, from ACPI devices",
+    ),
+    stock(
+        "acpi-empty",
+        "acpi",
+        5,
+        "boot --hotplug acpi,virtio-mem --memory 1G --lmb-size 256M \
+         --empty-lmbs 0,256,1024,4096 --rounds 2",
+        "Boot with empty LMBs, which are devices by ACPI and mere numbers by virtio-mem",
+    ),
+    Sweep {
+        name: "acpi-memmap",
+        topic: "acpi",
+        minutes: 5,
+        cmdline: "memory_hotplug.memmap_on_memory=1",
+        arguments: "dlpar --hotplug acpi --amount 32G --memory 4G \
+                    --lmb-size 128M,256M,512M,1G,2G,4G --steps 3 --rounds 2",
+        purpose: "Add, remove and add 32 GiB of ACPI devices whose blocks hold their own page \
+                  structures (not the stock command line)",
+    },
     stock(
         "boot-plugged",
         "boot",
