@@ -21,6 +21,11 @@
 //! without leaving the guest. `SEND` decides by halves, so a notice costs a
 //! dozen comparisons and not one for each LMB. `_PXM` stands in the groups: a
 //! device without it belongs where its parent does (ACPI 6.5, 6.2.15).
+//!
+//! By the instruction clock 4,096 empty LMBs add 1.1 s to a boot of Linux 6.1
+//! that takes 1.6 s without. All in one scope they add 5.8 s, with a method for
+//! `_STA` 1.4 s. Linux itself takes 0.7 s of it for devices that have a name and
+//! nothing else, and 0.2 s for being told by `_EJ0` that they can be ejected.
 
 use std::ops::Range;
 
