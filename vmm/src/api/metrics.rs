@@ -53,6 +53,7 @@ pub(super) fn render(vm: &VmInfo, memory: &MemoryInfo, operations: &OperationCou
     sizes(&mut page, memory);
     windows(&mut page, &memory.windows);
     requests(&mut page, &memory.windows);
+    acpi(&mut page, &memory.windows);
     ended(&mut page, operations);
     let running = memory
         .operation
@@ -184,6 +185,34 @@ fn requests(page: &mut Page, windows: &[WindowInfo]) {
     for window in windows {
         let blocks = window.requests.blocks;
         page.line(format_args!("{name}{{window=\"{}\"}} {blocks}", window.id));
+    }
+}
+
+fn acpi(page: &mut Page, windows: &[WindowInfo]) {
+    if windows.iter().all(|window| window.acpi.is_none()) {
+        return;
+    }
+    let name = "lmb_acpi_lmbs_total";
+    page.family(
+        name,
+        "counter",
+        "LMBs by what VMM and guest said of them by ACPI since the guest's start.",
+    );
+    for window in windows {
+        let Some(counts) = &window.acpi else { continue };
+        for (kind, count) in [
+            ("add_requested", counts.add_requests),
+            ("added", counts.added),
+            ("eject_requested", counts.eject_requests),
+            ("ejected", counts.ejected),
+            ("ejected_unasked", counts.ejected_unasked),
+            ("refused", counts.refused),
+        ] {
+            let id = window.id;
+            page.line(format_args!(
+                "{name}{{window=\"{id}\",kind=\"{kind}\"}} {count}"
+            ));
+        }
     }
 }
 

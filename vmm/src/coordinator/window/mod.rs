@@ -82,10 +82,10 @@ impl Observer<'_> {
     }
 
     /// LMBs that changed in the running operation.
-    fn note_blocks(&mut self, lmbs: usize) {
+    fn note_blocks(&mut self, lmbs: u64) {
         if let Some(record) = self.log.running_mut() {
             let blocks = &mut record.shown.requests.blocks;
-            *blocks = blocks.saturating_add(u64::try_from(lmbs).unwrap_or(u64::MAX));
+            *blocks = blocks.saturating_add(lmbs);
         }
     }
 }

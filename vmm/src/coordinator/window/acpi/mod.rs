@@ -42,7 +42,7 @@ use super::{AttachError, HotplugDevice, Observer, Window, WindowParts, Wish};
 use crate::coordinator::retry::Reminder;
 use crate::coordinator::worker::EffectError;
 use crate::protocol::{
-    AcpiCounts, LmbChange, LmbOutcome, LmbRun, LmbState, MemoryAction, WindowInfo,
+    AcpiCounts, LmbChange, LmbOutcome, LmbRun, LmbState, MemoryAction, RequestCounts, WindowInfo,
 };
 use crate::timeline::Clock;
 
@@ -112,6 +112,8 @@ struct Talk {
     /// The LMB that the guest said it works on.
     working_on: Option<u32>,
     counts: AcpiCounts,
+    /// LMBs plugged and unplugged.
+    blocks: u64,
     reminder: Reminder,
     /// LMBs that the next effect plugs at most.
     batch: usize,
@@ -129,6 +131,7 @@ impl Talk {
             failures: BTreeMap::new(),
             working_on: None,
             counts: AcpiCounts::default(),
+            blocks: 0,
             reminder: Reminder::new(),
             batch: LMBS_AT_ONCE,
             up_told: false,
@@ -451,6 +454,10 @@ impl Window for AcpiWindow {
     fn info(&self) -> WindowInfo {
         WindowInfo {
             driver_active: self.driver_active(),
+            requests: RequestCounts {
+                blocks: self.talk.blocks,
+                ..RequestCounts::default()
+            },
             acpi: Some(self.talk.counts),
             ..self.body.info()
         }

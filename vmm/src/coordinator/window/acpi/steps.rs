@@ -192,7 +192,9 @@ impl AcpiWindow {
                 let kind = plan.kind();
                 let lmbs: Vec<u32> = book::lmbs(plan.runs()).collect();
                 self.body.commit(plan);
-                observer.note_blocks(lmbs.len());
+                let blocks = u64::try_from(lmbs.len()).unwrap_or(u64::MAX);
+                self.talk.blocks = self.talk.blocks.saturating_add(blocks);
+                observer.note_blocks(blocks);
                 match kind {
                     PlanKind::Plug => self.offer(&lmbs, observer),
                     PlanKind::Unplug | PlanKind::UnplugAll => self.gone(&lmbs, observer),
