@@ -390,6 +390,30 @@ fn memory_given_back_stays_given_back_until_the_host_has_it() {
     assert_eq!(rig.plugged(), [0]);
 }
 
+#[test]
+fn a_worker_that_dies_ends_the_operation_and_takes_no_other() {
+    let mut rig = AcpiRig::new();
+    rig.added(2);
+    *rig.host.bomb.lock().unwrap() = true;
+    let id = rig.start(Add, 1);
+    rig.run();
+    let operation = rig.operation(id);
+    assert_eq!(operation.state, OperationState::Incomplete);
+    let message = operation.message.unwrap();
+    assert!(message.contains("worker died"), "{message}");
+    let request = MemoryRequest {
+        lmbs: Some(1),
+        ..MemoryRequest::new(Remove)
+    };
+    let error = rig.ask(&request).unwrap_err();
+    assert_eq!(error.code(), "window_failed");
+    rig.reboot();
+    rig.run();
+    rig.assert_agreement();
+    // What was wanted is there after the reset.
+    assert_eq!((rig.plugged().len(), rig.requested()), (3, 3));
+}
+
 #[derive(Clone, Debug)]
 enum Event {
     Start(MemoryAction, u64),

@@ -155,7 +155,7 @@ pub(super) trait Window {
     /// Whether nothing is under way any more though the guest has not what is
     /// requested, and why, for people.
     fn stalled(&self) -> Option<String> {
-        None
+        self.failure()
     }
 
     /// What the guest still works on from before, for people.

@@ -418,6 +418,9 @@ impl Window for AcpiWindow {
     }
 
     fn stalled(&self) -> Option<String> {
+        if let Some(failure) = self.failure() {
+            return Some(failure);
+        }
         let waits_for_late = match &self.talk.goal {
             Goal::Count { full, .. } => {
                 // An LMB that comes free late can be offered again.
@@ -429,8 +432,7 @@ impl Window for AcpiWindow {
         };
         let idle = self.talk.book.tally().at_rest()
             && !self.body.busy()
-            && self.talk.reminder.due_ns().is_none()
-            && !self.body.has_failed();
+            && self.talk.reminder.due_ns().is_none();
         if !idle || self.settled() || waits_for_late {
             return None;
         }
