@@ -110,7 +110,7 @@ fn predicted(fitted: &Fitted, row: &VmRow, amount_bytes: u64) -> Result<Predicti
             amounts[2] = crate::report::stats::real(slots);
         }
     }
-    fitted.model.predict(&amounts)
+    fitted.predict(&amounts)
 }
 
 /// What a choice rests on.

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::figure::Unit;
 use super::group::Group;
 use super::model::article::{Article, answer};
-use super::model::fit::Model;
+use super::model::fit::{Model, Slope};
 use super::model::predict::Prediction;
 use super::model::rows::{Fitted, Subject};
 use super::read::Source;
@@ -38,6 +38,7 @@ pub struct ModelJson<'a> {
     /// Rows in the order of the model's row numbers.
     points: Vec<PointJson>,
     model: &'a Model,
+    per_block_and_gib: Option<&'a Slope>,
     refused: Option<String>,
     extrapolated: ExtrapolatedJson,
 }
@@ -90,6 +91,7 @@ impl<'a> ModelJson<'a> {
             executed: fitted.executed,
             points: points(fitted),
             model: &fitted.model,
+            per_block_and_gib: fitted.zone.as_ref(),
             refused: fitted
                 .model
                 .judge()

@@ -322,6 +322,10 @@ pub(crate) fn design_of(base: impl Fn() -> Dlpar) -> Vec<Sample> {
     for block in [256 * MIB, 512 * MIB, GIB, 2 * GIB] {
         push(4 * GIB, block, 4 * GIB, 32 * GIB);
     }
+    // The same at another amount, which tells what blocks cost by memory.
+    for block in [256 * MIB, GIB, 2 * GIB] {
+        push(4 * GIB, block, 4 * GIB, 16 * GIB);
+    }
     // Slots alone.
     for slot in [128 * MIB, GIB] {
         push(128 * MIB, 128 * MIB, slot, 32 * GIB);

@@ -516,7 +516,7 @@ fn spots(fitted: &Fitted, y: impl Fn(f64, f64) -> f64) -> Vec<Spot> {
         let point = fitted.points.get(residual.row)?;
         let group = fitted.groups.get(residual.row)?;
         Some(Spot {
-            x: fitted.unit.scale(residual.fitted_ns),
+            x: fitted.unit.scale(fitted.fitted_ns(residual)),
             y: y(point.ns, residual.relative),
             range: None,
             words: format!(
@@ -525,7 +525,7 @@ fn spots(fitted: &Fitted, y: impl Fn(f64, f64) -> f64) -> Vec<Spot> {
                 format_size(group.guest_block_bytes()),
                 format_size(group.bytes()),
                 fitted.unit.show(point.ns),
-                fitted.unit.show(residual.fitted_ns),
+                fitted.unit.show(fitted.fitted_ns(residual)),
                 change(residual.relative)
             ),
         })

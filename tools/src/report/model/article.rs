@@ -74,9 +74,7 @@ pub fn answer(fitted: &Fitted) -> Answer {
     let article = case(fitted.subject);
     let predictions = LMB_SIZES.map(|lmb| {
         let block = fitted.block_for(lmb);
-        fitted
-            .model
-            .predict(&fitted.target(article.bytes, lmb, block))
+        fitted.predict(&fitted.target(article.bytes, lmb, block))
     });
     Answer {
         article,

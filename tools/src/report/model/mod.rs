@@ -4,6 +4,8 @@
 //! - [`fit`]: least squares over rows in which one quantity varies and the
 //!   others are fixed (or their cost is known already); refuses what the rows
 //!   cannot tell apart.
+//! - [`zone`]: what a block costs for each GiB that its zone has already, which
+//!   is taken off before.
 //! - [`predict`]: from costs to a figure, with its uncertainty, or why not.
 //! - [`rows`]: which groups of a report belong to one model, and their
 //!   quantities.
@@ -15,6 +17,7 @@ pub mod fit;
 pub mod predict;
 pub mod rows;
 pub mod text;
+pub mod zone;
 
 use serde::Serialize;
 

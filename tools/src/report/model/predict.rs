@@ -68,6 +68,9 @@ pub enum Refusal {
     },
     /// The model knows blocks with a request each only.
     NotARequestEach,
+    /// Rows do not tell whether blocks cost more the more memory there is, and
+    /// the target has far more of both.
+    ZoneUnknown,
     /// More of it makes it faster, which no cost does.
     Negative(Quantity),
     /// Standard error by prediction.
@@ -99,6 +102,10 @@ impl fmt::Display for Refusal {
             }
             Self::NotARequestEach => f.write_str(
                 "guest blocks and requests were varied together only, and here they differ",
+            ),
+            Self::ZoneUnknown => f.write_str(
+                "whether a guest block costs more the more memory there is did not show; sweep \
+                 blocks at two amounts",
             ),
             Self::Negative(quantity) => write!(
                 f,

@@ -8,7 +8,9 @@
 use serde::Serialize;
 
 use super::Amounts;
-use super::fit::{Model, Point, fit};
+use super::fit::{Model, Point, Residual, Slope, Term, fit};
+use super::predict::{Prediction, Refusal, UNCERTAINTY_MAX};
+use super::zone;
 use crate::bench::sample::{Config, Host, Step};
 use crate::plan::rules;
 use crate::report::figure::Unit;
@@ -65,8 +67,12 @@ pub struct Fitted {
     pub groups: Vec<Group>,
     /// Their points.
     pub points: Vec<Point>,
-    /// The model.
+    /// The model, of what is left when the zone's part is taken off.
     pub model: Model,
+    /// Blocks times GiB of the zone, of each point.
+    pub walked: Vec<f64>,
+    /// What one of them costs, where the rows tell.
+    pub zone: Option<Slope>,
 }
 
 /// Fits a model for everything a report has. Figures of the virtual host's wall
@@ -139,14 +145,53 @@ fn fitted(part: &[&Group]) -> Option<Fitted> {
             })
         })
         .collect();
+    let walked: Vec<f64> = part.iter().map(|group| walked(group)).collect();
+    let rough = fit(&points)?;
+    let zone = zone::cost(
+        &points,
+        &walked,
+        (alone(&rough.terms[1]), alone(&rough.terms[2])),
+    );
+    let rest: Vec<Point> = points
+        .iter()
+        .zip(&walked)
+        .map(|(point, walked)| Point {
+            ns: point.ns - zone.as_ref().map_or(0.0, |cost| cost.per_unit_ns * walked),
+            ..*point
+        })
+        .collect();
     Some(Fitted {
         subject: Subject::of(first),
         unit: first.unit,
         executed,
         groups: part.iter().map(|group| (*group).clone()).collect(),
-        model: fit(&points)?,
+        model: fit(&rest)?,
         points,
+        walked,
+        zone,
     })
+}
+
+/// A cost that was found with blocks and GiB fixed.
+fn alone(term: &Term) -> Option<&Slope> {
+    let early = |slope: &&Slope| {
+        let late = [super::Quantity::Blocks, super::Quantity::Gib];
+        !slope.corrected_for.iter().any(|q| late.contains(q))
+    };
+    term.slope().filter(early)
+}
+
+/// Blocks times GiB of the zone, of the memory that is plugged or unplugged.
+fn walked(group: &Group) -> f64 {
+    let plugged = match group.kind {
+        Kind::Boot => group.config.plugged_at_boot_bytes,
+        Kind::Dlpar { amount_bytes, .. } => amount_bytes,
+    };
+    if plugged == 0 {
+        return 0.0;
+    }
+    let blocks = rules::blocks(plugged, group.guest_block_bytes());
+    zone::walked(real(blocks), real(plugged) / real(GIB))
 }
 
 /// Quantities of a group: the guest's and the VMM's own counts where they are
@@ -154,6 +199,11 @@ fn fitted(part: &[&Group]) -> Option<Fitted> {
 fn amounts(group: &Group) -> Amounts {
     let block = group.guest_block_bytes();
     let (blocks, plugged) = match group.kind {
+        // What is plugged, as requests are of that alone.
+        Kind::Boot if group.config.plugged_at_boot_bytes > 0 => {
+            let plugged = group.config.plugged_at_boot_bytes;
+            (rules::blocks(plugged, block), plugged)
+        }
         Kind::Boot => (
             group
                 .guest
@@ -218,6 +268,45 @@ impl Fitted {
             },
             real(bytes) / real(GIB),
         ]
+    }
+
+    /// What the model says of these quantities, the zone's part included.
+    ///
+    /// # Errors
+    /// Why it does not say anything.
+    pub fn predict(&self, amounts: &Amounts) -> Result<Prediction, Refusal> {
+        let rest = self.model.predict(amounts)?;
+        let most = self.walked.iter().copied().fold(0.0, f64::max);
+        let walked = match self.subject {
+            Subject::Boot => return Ok(rest),
+            Subject::BootPlugged | Subject::Dlpar(_) => zone::walked(amounts[0], amounts[3]),
+        };
+        let Some(cost) = &self.zone else {
+            return if walked > 2.0 * most {
+                Err(Refusal::ZoneUnknown)
+            } else {
+                Ok(rest)
+            };
+        };
+        let ns = rest.ns + cost.per_unit_ns * walked;
+        let error_ns = rest.error_ns.hypot(walked * cost.error_ns);
+        let share = error_ns / ns.abs().max(1.0);
+        if ns <= 0.0 || share > UNCERTAINTY_MAX {
+            return Err(Refusal::Uncertain(share));
+        }
+        Ok(Prediction {
+            ns,
+            error_ns,
+            beyond: rest.beyond.max(walked / most.max(1.0)),
+        })
+    }
+
+    /// What the model says of one of its own rows.
+    #[must_use]
+    pub fn fitted_ns(&self, residual: &Residual) -> f64 {
+        let walked = self.walked.get(residual.row).copied().unwrap_or(0.0);
+        let zone = self.zone.as_ref().map_or(0.0, |cost| cost.per_unit_ns);
+        residual.fitted_ns + zone * walked
     }
 
     /// The guest block that goes with an LMB size in this model: the same rule

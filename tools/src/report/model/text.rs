@@ -66,6 +66,7 @@ fn costs(models: &[&Fitted], few: &[&Fitted], environments: &Environments) -> Ta
         ">per guest block",
         ">per request",
         ">block + its request",
+        ">per block and GiB there",
         ">per slot",
         ">per GiB",
         ">rows",
@@ -82,7 +83,8 @@ fn costs(models: &[&Fitted], few: &[&Fitted], environments: &Environments) -> Ta
     table.notes.push(
         "Each cost is a least-squares slope over rows in which its quantity varies and the others \
          are fixed, with its standard error; * corrected for costs that were found before. Medians \
-         of repeats are fitted. left out: rows that differ in a quantity whose cost is not known."
+         of repeats are fitted. per block and GiB there: what a block costs more for each GiB that \
+         its zone has, fitted before and taken off; it takes blocks varied at two amounts. left out: rows that differ in a quantity whose cost is not known."
             .to_owned(),
     );
     table.notes.push(
@@ -118,6 +120,13 @@ fn cost_row(fitted: &Fitted, environments: &Environments) -> Vec<String> {
         Some(pair) => slope(Some(pair)),
         None => "-".to_owned(),
     });
+    row.push(
+        match (&fitted.zone, fitted.walked.iter().any(|w| *w > 0.0)) {
+            (Some(zone), _) => slope(Some(zone)),
+            (None, true) => "unknown".to_owned(),
+            (None, false) => "-".to_owned(),
+        },
+    );
     row.push(term(Quantity::Slots));
     row.push(term(Quantity::Gib));
     row.push(model.residuals.len().to_string());
@@ -236,9 +245,10 @@ fn residuals(models: &[&Fitted], environments: &Environments) -> Table {
             row.extend(point.amounts.map(count));
             row.push(fitted.unit.show(point.ns));
             let residual = fitted.model.residuals.iter().find(|r| r.row == index);
-            row.push(
-                residual.map_or_else(|| "left out".to_owned(), |r| fitted.unit.show(r.fitted_ns)),
-            );
+            row.push(residual.map_or_else(
+                || "left out".to_owned(),
+                |r| fitted.unit.show(fitted.fitted_ns(r)),
+            ));
             row.push(residual.map_or_else(|| "-".to_owned(), |r| change(r.relative)));
             table.rows.push(row);
         }
