@@ -213,7 +213,7 @@ pub(super) const SWEEPS: [Sweep; 24] = [
         "vmms",
         15,
         "dlpar --amount 4G --memory 4G --lmb-size 2M,128M,512M,1G --guest-block-size 128M \
-         --vmm lmb-vmm,qemu-pc --steps 3 --rounds 2",
+         --vmm lmb-vmm,qemu-pc --steps 3 --rounds 1",
         "Add, remove and add 4 GiB over the device's block sizes; the guest's memory block is \
          128 MiB, as QEMU's guests have it (QEMU 7.2 places no device with larger blocks)",
     ),

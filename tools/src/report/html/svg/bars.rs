@@ -49,7 +49,7 @@ impl Bars {
         }
         let longest = self.bars.iter().map(|bar| bar.name.chars().count()).max();
         let left = real(u64::try_from(longest.unwrap_or(0)).unwrap_or(0)).mul_add(6.6, 14.0);
-        let left = left.clamp(60.0, 640.0);
+        let left = left.clamp(60.0, 740.0);
         let wide = left > NARROW_NAMES;
         let width = if wide { WIDE } else { WIDTH };
         let rows = real(u64::try_from(self.bars.len()).unwrap_or(0));
