@@ -28,6 +28,13 @@ impl Programs {
         })
     }
 
+    /// Builds lmb alone and without optimising, to draw reports with.
+    pub(crate) fn build_tool() -> Result<Self> {
+        Ok(Self {
+            built: cargo::build(&["build", "--package", "lmb-tools", "--bin", "lmb"])?,
+        })
+    }
+
     /// Builds the tests with guests as well.
     pub(crate) fn build_with_tests() -> Result<Self> {
         let mut programs = Self::build()?;

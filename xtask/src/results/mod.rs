@@ -61,7 +61,11 @@ pub(crate) fn run(args: &ResultsArgs) -> Result<bool> {
         list(&chosen);
         return Ok(true);
     }
-    let programs = Programs::build()?;
+    let programs = if args.draw {
+        Programs::build_tool()?
+    } else {
+        Programs::build()?
+    };
     let place = Place {
         lmb: programs.path("lmb")?,
         results: root().join(&args.into),
