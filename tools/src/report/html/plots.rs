@@ -238,28 +238,23 @@ fn series(rows: &[&Group], by: By) -> Vec<Series> {
             None => parts.push((key, vec![group])),
         }
     }
-    let keys: Vec<Vec<String>> = parts.iter().map(|(key, _)| key.clone()).collect();
-    let names = short_names(&keys);
-    let mut all: Vec<Series> = parts
-        .into_iter()
-        .zip(names)
-        .map(|((_, mut part), name)| {
-            part.sort_by_key(|group| by.value(group));
-            Series {
-                name,
-                spots: part
-                    .iter()
-                    .filter_map(|group| spot(group, by.value(group)))
-                    .collect(),
-            }
-        })
-        .collect();
-    all.retain(|series| !series.spots.is_empty());
+    let drawn = |(key, mut part): (Vec<String>, Vec<&Group>)| {
+        part.sort_by_key(|group| by.value(group));
+        let spots = part.iter().map(|group| spot(group, by.value(group)));
+        let spots: Vec<Spot> = spots.flatten().collect();
+        (!spots.is_empty()).then_some((key, spots))
+    };
+    let mut all: Vec<(Vec<String>, Vec<Spot>)> = parts.into_iter().filter_map(drawn).collect();
     // Lines first: a single row next to lines is a figure of another sweep.
-    let lines = all.iter().any(|series| series.spots.len() > 1);
-    all.retain(|series| !lines || series.spots.len() > 1);
+    let lines = all.iter().any(|(_, spots)| spots.len() > 1);
+    all.retain(|(_, spots)| !lines || spots.len() > 1);
     all.truncate(SERIES_MAX);
-    all
+    // Named by what tells those apart that are drawn.
+    let keys: Vec<Vec<String>> = all.iter().map(|(key, _)| key.clone()).collect();
+    let named = short_names(&keys).into_iter().zip(all);
+    named
+        .map(|(name, (_, spots))| Series { name, spots })
+        .collect()
 }
 
 fn spot(group: &Group, x: u64) -> Option<Spot> {
