@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use lmb_tools::bench::sample::Sample;
 use lmb_tools::bench::store;
 
-use super::sweeps::{Sweep, TOPICS, Topic};
+use super::sweeps::{MAIN, MODELS, Sweep, TOPICS, Topic};
 use super::{Place, RAW};
 
 const GENERATED: &str = "<!-- Written by `cargo xtask results`; changes here are lost. -->";
@@ -38,6 +38,13 @@ pub(super) fn put_head(page: &Path, topic: Topic, sweeps: &[Sweep]) -> Result<()
             sweep.name,
             sweep.purpose,
             sweep.line()
+        );
+    }
+    if topic.name == MODELS {
+        let _ = writeln!(
+            text,
+            "\nThe models take the rows of {} as well.",
+            MAIN.join(", ")
         );
     }
     let _ = write!(text, "\n{tables}");

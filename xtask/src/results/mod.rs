@@ -20,7 +20,7 @@ use lmb_tools::bench::revision;
 use lmb_tools::bench::sample::Sample;
 use lmb_tools::bench::store;
 
-use self::sweeps::{MAIN, SWEEPS, Sweep, TOPICS};
+use self::sweeps::{MAIN, MODELS, SWEEPS, Sweep, TOPICS};
 use crate::artifacts::Programs;
 use crate::cargo::{root, succeeds};
 
@@ -236,13 +236,24 @@ impl Place {
             .collect()
     }
 
+    /// Those of the picture.
+    fn main(&self) -> Vec<Sweep> {
+        let mut all = self.measured(None);
+        all.retain(|sweep| MAIN.contains(&sweep.name));
+        all
+    }
+
     /// Draws everything from the samples there are.
     fn draw(&self) -> Result<()> {
         for topic in TOPICS {
             let sweeps = self.measured(Some(topic.name));
             if !sweeps.is_empty() {
                 let page = self.results.join(format!("{}.md", topic.name));
-                self.report(&sweeps, &["--format", "markdown"], &page)?;
+                let mut drawn = sweeps.clone();
+                if topic.name == MODELS {
+                    drawn.extend(self.main());
+                }
+                self.report(&drawn, &["--format", "markdown"], &page)?;
                 index::put_head(&page, topic, &sweeps)?;
             }
         }
@@ -253,11 +264,7 @@ impl Place {
         let to = |name: &str| self.results.join(name);
         self.report(&all, &["--format", "html"], &to("report.html"))?;
         self.report(&all, &["--format", "csv"], &to("figures.csv"))?;
-        let main: Vec<Sweep> = all
-            .iter()
-            .filter(|s| MAIN.contains(&s.name))
-            .copied()
-            .collect();
+        let main = self.main();
         if !main.is_empty() {
             self.report(&main, &["--format", "svg"], &to("overview.svg"))?;
         }

@@ -114,6 +114,9 @@ const fn stock(
     }
 }
 
+/// The topic whose models need the sweeps of the picture too.
+pub(super) const MODELS: &str = "costs";
+
 /// Sweeps of the picture of boot, add and remove.
 pub(super) const MAIN: [&str; 3] = ["boot", "dlpar-follow", "dlpar-fixed"];
 
@@ -253,8 +256,8 @@ pub(super) const SWEEPS: [Sweep; 24] = [
         "costs-sub-block",
         "costs",
         8,
-        "dlpar --amount 4G,8G --memory 4G --lmb-size 128M --guest-block-size 256M,512M,2G \
-         --slot-size 4G --steps 3 --rounds 1",
+        "dlpar --amount 2G,4G,8G --memory 4G --lmb-size 128M --guest-block-size 256M,512M,2G \
+         --slot-size 8G --steps 3 --rounds 1",
         "Guest memory blocks of several LMBs (the driver's sub-block mode), more and fewer",
     ),
     stock(
