@@ -27,7 +27,8 @@ pub use host::fault::{FaultControl, FaultKind, FaultyWindow, WindowCall};
 pub use host::ram::{AccessMap, GuestRam, RamRegion};
 pub use host::window::MmapWindow;
 pub use host::{
-    BackingOptions, HostMemoryError, HostRam, HostRegion, WindowMemory, WindowOp, create,
+    BackingOptions, HostMemoryError, HostRam, HostRegion, Prefault, WindowMemory, WindowOp, create,
+    open_host_views,
 };
 pub use ledger::{Change, Ledger, LedgerError, LedgerView, Plan, PlanKind, RangeState, Refusal};
 pub use units::{Bytes, GuestAddr, GuestRange, LmbCount, LmbIndex, LmbRange, LmbSize, UnitError};

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use common::{file_bytes, layout, permissions, resident_bytes, run, touch};
 use lmb_memory::{
     BackingOptions, Bytes, FaultKind, FaultyWindow, HostMemoryError, HostRam, LmbIndex, PageSize,
-    WindowMemory, WindowOp, create,
+    Prefault, WindowMemory, WindowOp, create,
 };
 use vm_memory::{
     Bytes as _, GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryRegion, Permissions,
@@ -47,11 +47,11 @@ impl Vm {
 
 const SHARED: BackingOptions = BackingOptions {
     shared: true,
-    prefault_threads: None,
+    prefault: None,
 };
 
 fn memory_comes_with_touching_and_goes_with_discarding(options: BackingOptions) {
-    let mut vm = vm(PageSize::Small, options);
+    let mut vm = vm(PageSize::Small, options.clone());
     assert!(permissions(vm.host(3)).starts_with("---"));
     vm.window().open(run(3, 4)).unwrap();
     assert!(permissions(vm.host(3)).starts_with("rw-"));
@@ -109,7 +109,7 @@ fn prefaulting_populates_boot_at_creation_and_the_window_at_opening() {
                 page,
                 BackingOptions {
                     shared,
-                    prefault_threads: NonZero::new(3),
+                    prefault: NonZero::new(3).map(Prefault::new),
                 },
             );
             let boot = vm.ram.boot_regions[0];
@@ -127,7 +127,7 @@ fn host_and_guest_addresses_line_up_for_large_pages() {
     for shared in [false, true] {
         let options = BackingOptions {
             shared,
-            prefault_threads: None,
+            prefault: None,
         };
         let vm = vm(PageSize::Thp, options);
         for address in [vm.ram.boot_regions[0].host_address, vm.host(0)] {

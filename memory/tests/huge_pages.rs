@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use common::{layout, permissions, resident_bytes, run};
 use libtest_mimic::{Arguments, Trial};
 use lmb_memory::{
-    BackingOptions, HostMemoryError, LmbIndex, MmapWindow, PageSize, WindowMemory, create,
+    BackingOptions, HostMemoryError, LmbIndex, MmapWindow, PageSize, Prefault, WindowMemory, create,
 };
 use vm_memory::{Bytes as _, GuestAddress};
 
@@ -192,8 +192,8 @@ impl Case {
     fn prefaulting_takes_pages_at_once(&self) {
         let free = self.pool.read("free_hugepages");
         let options = BackingOptions {
-            prefault_threads: NonZero::new(2),
-            ..self.options
+            prefault: NonZero::new(2).map(Prefault::new),
+            ..self.options.clone()
         };
         let ram = create(&self.layout(), &options).unwrap();
         assert_eq!(self.pool.read("free_hugepages"), free - 1);
@@ -247,7 +247,7 @@ fn main() -> ExitCode {
             for (name, test) in tests {
                 let options = BackingOptions {
                     shared,
-                    prefault_threads: None,
+                    prefault: None,
                 };
                 let run = move || {
                     test(&Case { pool, options });

@@ -22,7 +22,7 @@ fn starts_at_once_and_its_books_are_small() {
     for shared in [false, true] {
         let options = BackingOptions {
             shared,
-            prefault_threads: None,
+            prefault: None,
         };
         let before = rss_bytes();
         let started = Instant::now();

@@ -46,7 +46,7 @@ impl Vm {
         let layout = layout("2M", Some("26M"), "2M", PageSize::Small);
         let options = BackingOptions {
             shared,
-            prefault_threads: None,
+            prefault: None,
         };
         let mut ram = create(&layout, &options).unwrap();
         let (window, control) = FaultyWindow::new(ram.window.take().unwrap());

@@ -191,7 +191,7 @@ impl Machine {
             layout,
             &BackingOptions {
                 shared: config.shared,
-                prefault_threads: config.prefault_threads,
+                prefault: config.prefault_threads.map(lmb_memory::Prefault::new),
             },
         )?;
         let boot_slots = step(

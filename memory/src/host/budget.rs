@@ -5,10 +5,11 @@
 //! it takes long when there are many, so it is read only when what was granted
 //! since the last reading could have used up the rest.
 
-use std::fs::{self, File};
-use std::io::{Read, Seek};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 
 use super::HostMemoryError;
+use super::views;
 use crate::geometry::MAPPING_HEADROOM;
 
 /// The kernel's default, if the limit cannot be read.
@@ -16,8 +17,7 @@ const DEFAULT_LIMIT: u64 = 65_530;
 
 #[derive(Debug)]
 pub(super) struct MappingBudget {
-    /// Opened once, so that a sandbox need not allow it later.
-    maps: Option<File>,
+    maps: Option<&'static File>,
     limit: u64,
     /// Mappings at most: those counted last and those granted since.
     in_use: u64,
@@ -25,13 +25,9 @@ pub(super) struct MappingBudget {
 
 impl MappingBudget {
     pub(super) fn new() -> Self {
-        let limit = fs::read_to_string("/proc/sys/vm/max_map_count")
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .unwrap_or(DEFAULT_LIMIT);
         let mut budget = Self {
-            maps: File::open("/proc/self/maps").ok(),
-            limit,
+            maps: views::MAPS.file(),
+            limit: views::MAX_MAP_COUNT.number().unwrap_or(DEFAULT_LIMIT),
             in_use: 0,
         };
         budget.recount();
@@ -76,18 +72,19 @@ impl MappingBudget {
 
     /// Counts anew. Without /proc the upper bound stays.
     fn recount(&mut self) {
-        if let Some(count) = self.maps.as_mut().and_then(|maps| count_lines(maps).ok()) {
+        if let Some(count) = self.maps.and_then(|maps| count_lines(maps).ok()) {
             self.in_use = count;
         }
     }
 }
 
-fn count_lines(file: &mut File) -> std::io::Result<u64> {
-    file.rewind()?;
+/// Reads at offsets of its own: the file is shared by all windows.
+fn count_lines(file: &File) -> std::io::Result<u64> {
     let mut buffer = vec![0_u8; 64 << 10];
-    let mut lines = 0;
+    let (mut lines, mut offset) = (0, 0);
     loop {
-        let read = file.read(&mut buffer)?;
+        let read = file.read_at(&mut buffer, offset)?;
+        offset += read as u64;
         if read == 0 {
             return Ok(lines);
         }

@@ -10,7 +10,6 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::num::NonZero;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +19,7 @@ use libc::{c_int, c_void};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap};
 
-use super::{HostMemoryError, pool_error};
+use super::{HostMemoryError, Prefault, pool_error, views};
 use crate::geometry::PageSize;
 use crate::units::{Bytes, GuestAddr};
 
@@ -254,18 +253,13 @@ impl Mapping {
         self.advise_pages(span, page)
     }
 
-    /// Populates an accessible span by `threads` threads, each its share in
+    /// Populates an accessible span by several threads, each its share in
     /// whole pages (`MADV_POPULATE_WRITE`, Linux 5.14).
-    pub(super) fn populate(
-        &self,
-        span: Span,
-        page: PageSize,
-        threads: NonZero<u32>,
-    ) -> io::Result<()> {
+    pub(super) fn populate(&self, span: Span, page: PageSize, how: &Prefault) -> io::Result<()> {
         let unit = ALIGN_MIN.max(page.bytes()).get();
         let share = span
             .len
-            .div_ceil(u64::from(threads.get()))
+            .div_ceil(u64::from(how.threads.get()))
             .next_multiple_of(unit);
         let shares = (0..span.len).step_by(usize::try_from(share).unwrap_or(usize::MAX));
         let shares = shares.map(|offset| Span {
@@ -278,7 +272,7 @@ impl Mapping {
                 let work = move || self.advise(share, libc::MADV_POPULATE_WRITE);
                 match std::thread::Builder::new()
                     .name("prefault".to_owned())
-                    .spawn_scoped(scope, work)
+                    .spawn_scoped(scope, move || (how.enter)().and_then(|()| work()))
                 {
                     Ok(thread) => results.push(thread),
                     // No more threads: this one does it.
@@ -434,8 +428,8 @@ fn relocate(from: usize, address: usize, len: usize) -> io::Result<()> {
 fn moves_huge_pages() -> bool {
     static MOVES: OnceLock<bool> = OnceLock::new();
     *MOVES.get_or_init(|| {
-        std::fs::read_to_string("/proc/sys/kernel/osrelease")
-            .ok()
+        views::KERNEL_RELEASE
+            .text()
             .and_then(|release| kernel_version(&release))
             .is_some_and(|version| version >= (5, 16))
     })

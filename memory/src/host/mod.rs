@@ -21,6 +21,7 @@ mod budget;
 pub mod fault;
 mod mmap;
 pub mod ram;
+mod views;
 pub mod window;
 
 use std::io;
@@ -31,6 +32,7 @@ use crate::geometry::{Layout, PageSize};
 use crate::units::{Bytes, GuestRange, LmbIndex, LmbRange};
 
 pub use ram::{AccessMap, GuestRam};
+pub use views::open_host_views;
 pub use window::MmapWindow;
 
 /// An operation on a window's memory.
@@ -205,12 +207,48 @@ impl<T: WindowMemory + ?Sized> WindowMemory for Box<T> {
 }
 
 /// How guest memory is backed, beside the layout's page size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct BackingOptions {
     /// A memfd that other processes could map, and not private memory.
     pub shared: bool,
-    /// Populate memory as it is created or opened, by this many threads.
-    pub prefault_threads: Option<NonZero<u32>>,
+    /// Populate memory as it is created or opened.
+    pub prefault: Option<Prefault>,
+}
+
+/// How memory is populated.
+#[derive(Clone)]
+pub struct Prefault {
+    threads: NonZero<u32>,
+    enter: Arc<dyn Fn() -> io::Result<()> + Send + Sync>,
+}
+
+impl Prefault {
+    /// By this many threads.
+    #[must_use]
+    pub fn new(threads: NonZero<u32>) -> Self {
+        Self::with_entry(threads, || Ok(()))
+    }
+
+    /// The same; each thread calls `enter` before anything else, and populates
+    /// nothing if that fails.
+    #[must_use]
+    pub fn with_entry(
+        threads: NonZero<u32>,
+        enter: impl Fn() -> io::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            threads,
+            enter: Arc::new(enter),
+        }
+    }
+}
+
+impl std::fmt::Debug for Prefault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prefault")
+            .field("threads", &self.threads)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A piece of boot memory as it lies in this process.
@@ -293,9 +331,9 @@ fn boot_mapping(
             .map_err(|source| HostMemoryError::system("mprotect", WHAT, source))?;
         mapping
     };
-    if let Some(threads) = options.prefault_threads {
+    if let Some(prefault) = &options.prefault {
         mapping
-            .populate(mapping.all(), page, threads)
+            .populate(mapping.all(), page, prefault)
             .map_err(|source| HostMemoryError::system("MADV_POPULATE_WRITE", WHAT, source))?;
     }
     Ok(mapping)
@@ -311,24 +349,15 @@ fn pool_error(
 ) -> HostMemoryError {
     let short = matches!(source.raw_os_error(), Some(libc::ENOMEM | libc::ENOSPC));
     let size = page.bytes();
-    let read = |name: &str| {
-        let path = format!(
-            "/sys/kernel/mm/hugepages/hugepages-{}kB/{name}",
-            size.get() >> 10
-        );
-        std::fs::read_to_string(path)
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .unwrap_or(0_u64)
-    };
-    if !short || !page.is_pool() {
+    let Some(pool) = views::pool(page).filter(|_| short) else {
         return HostMemoryError::system(call, what, source);
-    }
+    };
+    let now = |view: &views::View| view.number().unwrap_or(0);
     HostMemoryError::HugePages {
         what: what.to_owned(),
         needed: len.get().div_ceil(size.get()),
         size,
-        total: read("nr_hugepages"),
-        free: read("free_hugepages").saturating_sub(read("resv_hugepages")),
+        total: now(&pool.total),
+        free: now(&pool.free).saturating_sub(now(&pool.reserved)),
     }
 }

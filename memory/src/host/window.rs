@@ -1,13 +1,12 @@
 //! The memory of a hotplug window in this process.
 
 use std::io;
-use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::budget::MappingBudget;
 use super::mmap::{self, Access, Mapping, PoolFailure, Span};
-use super::{BackingOptions, HostMemoryError, WindowMemory, WindowOp, pool_error};
+use super::{BackingOptions, HostMemoryError, Prefault, WindowMemory, WindowOp, pool_error};
 use crate::bitmap::Bitmap;
 use crate::geometry::{Layout, PageSize, WindowLayout};
 use crate::units::{Bytes, LmbIndex, LmbRange, LmbSize};
@@ -24,7 +23,7 @@ pub struct MmapWindow {
     lmbs: u64,
     page: PageSize,
     shared: bool,
-    prefault: Option<NonZero<u32>>,
+    prefault: Option<Prefault>,
     /// Accessible LMBs.
     open: Bitmap,
     /// Inaccessible LMBs whose contents are kept.
@@ -51,7 +50,7 @@ impl MmapWindow {
             lmbs,
             page: layout.page_size,
             shared: options.shared,
-            prefault: options.prefault_threads,
+            prefault: options.prefault.clone(),
             open: Bitmap::new(lmbs),
             held: Bitmap::new(lmbs),
             budget: MappingBudget::new(),
@@ -228,11 +227,11 @@ impl MmapWindow {
     }
 
     fn populate(&self, run: LmbRange, range: &Range<u64>) -> Result<(), HostMemoryError> {
-        let Some(threads) = self.prefault else {
+        let Some(prefault) = &self.prefault else {
             return Ok(());
         };
         self.mapping
-            .populate(self.span(range), self.page, threads)
+            .populate(self.span(range), self.page, prefault)
             .map_err(|source| {
                 HostMemoryError::system("MADV_POPULATE_WRITE", run.to_string(), source)
             })
