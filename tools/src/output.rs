@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use comfy_table::{CellAlignment, Table, presets};
 use lmb_vmm::protocol::{
     BootTimeline, EntryKind, MemoryAction, MemoryInfo, Operation, OperationState,
-    OperationTimeline, RequestCounts, VmInfo, VmState,
+    OperationTimeline, RequestCounts, SandboxInfo, VmInfo, VmState,
 };
 
 use crate::units::{format_lmbs, format_ms, format_size};
@@ -159,6 +159,29 @@ pub fn entry_name(entry: EntryKind) -> &'static str {
     }
 }
 
+/// `seccomp, Landlock ABI 4, no new privileges, no capabilities`.
+fn sandbox(info: &SandboxInfo) -> String {
+    if !info.enabled {
+        return "off".to_owned();
+    }
+    let landlock = info.landlock_abi.map_or_else(
+        || "no Landlock in this kernel".to_owned(),
+        |abi| format!("Landlock ABI {abi}"),
+    );
+    let parts = [
+        (info.seccomp, "seccomp"),
+        (true, &landlock),
+        (info.no_new_privs, "no new privileges"),
+        (info.capabilities_dropped, "no capabilities"),
+    ];
+    let parts: Vec<_> = parts
+        .iter()
+        .filter(|part| part.0)
+        .map(|part| part.1)
+        .collect();
+    parts.join(", ")
+}
+
 /// `lmb vm show`.
 #[must_use]
 pub fn vm(info: &VmInfo) -> String {
@@ -180,6 +203,7 @@ pub fn vm(info: &VmInfo) -> String {
         ("entry", format!("{entry}, KASLR {kaslr}")),
         ("command line", kernel.cmdline.clone()),
         ("boots", info.boot.boots.to_string()),
+        ("sandbox", sandbox(&info.sandbox)),
     ] {
         table.add_row([name.to_owned(), printable(&value)]);
     }

@@ -164,11 +164,19 @@ fn a_vm_with_its_boot() {
             ..BootTimeline::default()
         },
         vcpu_exits: 0,
+        sandbox: SandboxInfo {
+            enabled: true,
+            no_new_privs: true,
+            capabilities_dropped: true,
+            seccomp: true,
+            landlock_abi: Some(2),
+        },
     };
     let text = vm(&info);
     for part in [
         "state         running\n",
         "entry         ELF (PVH), KASLR off\n",
+        "sandbox       seccomp, Landlock ABI 2, no new privileges, no capabilities\n",
         "kernel read                      1.000      1.000\n",
         "memory created                   2.000      1.000\n",
         "guest's init                  1359.800   1234.300\n",
@@ -176,6 +184,19 @@ fn a_vm_with_its_boot() {
     ] {
         assert!(text.contains(part), "{part:?} in\n{text}");
     }
+    let old = VmInfo {
+        sandbox: SandboxInfo {
+            landlock_abi: None,
+            ..info.sandbox
+        },
+        ..info.clone()
+    };
+    assert!(vm(&old).contains("seccomp, no Landlock in this kernel, no new"));
+    let off = VmInfo {
+        sandbox: SandboxInfo::default(),
+        ..info
+    };
+    assert!(vm(&off).contains("sandbox       off\n"));
 }
 
 #[test]

@@ -12,7 +12,8 @@ use lmb_tools::client::{CODE_DRIVER_NOT_ACTIVE, Client};
 use lmb_vmm::api::{ApiServer, Context, InterestChange, VmControl};
 use lmb_vmm::coordinator::{Coordinator, RequestError};
 use lmb_vmm::protocol::{
-    BootTimeline, EntryKind, KernelInfo, MemoryInfo, Operation, OperationState, VmInfo, VmState,
+    BootTimeline, EntryKind, KernelInfo, MemoryInfo, Operation, OperationState, SandboxInfo,
+    VmInfo, VmState,
 };
 use lmb_vmm::timeline::monotonic_ns;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -43,6 +44,7 @@ impl VmControl for Machine {
             },
             boot: boot.clone(),
             vcpu_exits: 0,
+            sandbox: SandboxInfo::default(),
         }
     }
 

@@ -40,28 +40,16 @@ struct OutputState {
 }
 
 impl ConsoleOutput {
-    /// Opens where the output goes; `wake` is called when some of it waits.
-    ///
-    /// # Errors
-    /// When the target cannot be opened.
-    pub fn open(option: &SerialOption, wake: Arc<dyn OwnerWake>) -> io::Result<Self> {
-        let file = match option {
-            SerialOption::Stdio => Some(standard_output()?),
-            SerialOption::Off => None,
-            SerialOption::File(path) => Some(
-                OpenOptions::new()
-                    .create(true)
-                    .append(true)
-                    .custom_flags(libc::O_NONBLOCK)
-                    .open(path)?,
-            ),
-        };
-        Ok(Self(Arc::new(Mutex::new(OutputState {
+    /// Output of one boot to `file`, dropped if there is none; `wake` is
+    /// called when some of it waits.
+    #[must_use]
+    pub fn new(file: Option<File>, wake: Arc<dyn OwnerWake>) -> Self {
+        Self(Arc::new(Mutex::new(OutputState {
             file,
             pending: VecDeque::new(),
             lost_bytes: 0,
             wake,
-        }))))
+        })))
     }
 
     /// What to wait for room on, while output waits.
@@ -138,6 +126,23 @@ impl Write for ConsoleOutput {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// Opens where the guest's output goes; nowhere, if it is off.
+///
+/// # Errors
+/// When the target cannot be opened.
+pub fn open_output(option: &SerialOption) -> io::Result<Option<File>> {
+    match option {
+        SerialOption::Stdio => standard_output().map(Some),
+        SerialOption::Off => Ok(None),
+        SerialOption::File(path) => OpenOptions::new()
+            .create(true)
+            .append(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)
+            .map(Some),
     }
 }
 
@@ -271,13 +276,8 @@ mod tests {
             .open(format!("/proc/self/fd/{}", writer.as_raw_fd()))
             .unwrap();
         let wake = Arc::new(Counter::default());
-        let state = OutputState {
-            file: Some(file),
-            pending: VecDeque::new(),
-            lost_bytes: 0,
-            wake: Arc::clone(&wake) as _,
-        };
-        (reader, ConsoleOutput(Arc::new(Mutex::new(state))), wake)
+        let output = ConsoleOutput::new(Some(file), Arc::clone(&wake) as _);
+        (reader, output, wake)
     }
 
     #[test]

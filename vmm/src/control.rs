@@ -5,7 +5,7 @@ use lmb_devices::PowerRequest;
 use crate::api::VmControl;
 use crate::config::VmConfig;
 use crate::machine::Machine;
-use crate::protocol::{BootTimeline, EntryKind, KernelInfo, VmInfo, VmState};
+use crate::protocol::{BootTimeline, EntryKind, KernelInfo, SandboxInfo, VmInfo, VmState};
 
 /// What clients may ask of the machine; carried out by the loop afterwards.
 pub struct Control {
@@ -19,6 +19,8 @@ pub struct Control {
     pub asked: Option<PowerRequest>,
     /// Exits to user space in this boot.
     pub vcpu_exits: u64,
+    /// What the process has given up.
+    pub sandbox: SandboxInfo,
 }
 
 impl VmControl for Control {
@@ -31,6 +33,7 @@ impl VmControl for Control {
             kernel: self.kernel.clone(),
             boot: boot.clone(),
             vcpu_exits: self.vcpu_exits,
+            sandbox: self.sandbox,
         }
     }
 

@@ -14,22 +14,24 @@ use lmb_devices::{
     AcpiMem, BootMarks, InterruptLine, LevelLine, MemConfig, MemFeatures, OwnerWake, PowerDevice,
     Serial, Stamp, StatusTable, VirtioMem, acpi_mem,
 };
-use lmb_memory::{BackingOptions, GuestRam, HostMemoryError, HostRam, Hotplug, Layout};
+use lmb_memory::{BackingOptions, GuestRam, HostMemoryError, HostRam, Hotplug, Layout, Prefault};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::acpi::{self, AcpiError, MmioDevice, TopArea};
-use crate::boot::image::{ImageError, KernelImage};
-use crate::boot::load::{Entry, InitrdFile, load};
+use crate::boot::image::ImageError;
+use crate::boot::load::{Entry, load};
 use crate::boot::place::write_bytes;
 use crate::boot::{ACPI, BootError, GDT, RESET_VECTOR};
 use crate::bus::Bus;
 use crate::config::{ConfigError, VmConfig};
 use crate::console::ConsoleOutput;
 use crate::coordinator::{HotplugDevice, WindowParts};
+use crate::files::VmFiles;
 use crate::kvm::KvmError;
 use crate::platform;
 use crate::reset::{self, KeyboardReset};
+use crate::sandbox::{Sandbox, ThreadKind};
 use crate::slots::{KvmWindow, add_boot_memory};
 use crate::timeline::stamp;
 use crate::vcpu::{Shared, VcpuSet, cpuid, regs};
@@ -145,6 +147,7 @@ pub struct Machine {
     started: Option<VcpuSet>,
     vcpus: Vec<VcpuFd>,
     shared: Arc<Shared>,
+    sandbox: Sandbox,
     /// Written by KVM when the guest notifies the virtio-mem queue.
     pub queue_notify: EventFd,
     /// The window, until the coordinator takes it.
@@ -168,7 +171,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Builds a machine. Files are read and checked before the VM exists.
+    /// Builds a machine, whose threads `sandbox` will confine. Files are read
+    /// and checked before the VM exists.
     ///
     /// # Errors
     /// The first step that fails; everything made before it is undone.
@@ -176,22 +180,27 @@ impl Machine {
         kvm: &Kvm,
         config: &VmConfig,
         layout: &Layout,
+        files: &VmFiles,
+        sandbox: &Sandbox,
         wake: &Arc<dyn OwnerWake>,
     ) -> Result<Self, BuildError> {
-        let kernel = KernelImage::open(config.kernel()?, config.entry)?;
+        let kernel = files.kernel.read(config.entry)?;
         let kernel_read = stamp();
-        let initrd = config.initrd.as_deref().map(InitrdFile::open).transpose()?;
-        let output = host(
-            "open the serial port's output",
-            ConsoleOutput::open(&config.serial, Arc::clone(wake)),
-        )?;
+        let output = host("share the serial port's output", files.output())?;
+        let output = ConsoleOutput::new(output, Arc::clone(wake));
 
         let vm = Arc::new(create_vm(kvm)?);
         let memory = lmb_memory::create(
             layout,
             &BackingOptions {
                 shared: config.shared,
-                prefault: config.prefault_threads.map(lmb_memory::Prefault::new),
+                prefault: config.prefault_threads.map(|threads| {
+                    let sandbox = sandbox.clone();
+                    Prefault::with_entry(
+                        threads,
+                        move || Ok(sandbox.confine(ThreadKind::Prefault)?),
+                    )
+                }),
             },
         )?;
         let boot_slots = step(
@@ -204,7 +213,14 @@ impl Machine {
         let devices = mem_device(layout);
         let tables = acpi::build(layout, config.cpus, &devices)?;
         let top = tables.top.as_ref();
-        let entry = load(&ram, layout, top, &kernel, initrd.as_ref(), &config.cmdline)?;
+        let entry = load(
+            &ram,
+            layout,
+            top,
+            &kernel,
+            files.initrd.as_ref(),
+            &config.cmdline,
+        )?;
         write_bytes(&ram, ACPI, &tables.image)?;
         if let Some(top) = top {
             write_bytes(&ram, top.start, &top.table)?;
@@ -248,7 +264,7 @@ impl Machine {
             (None, None) => None,
         };
         let window = device
-            .map(|device| window(&vm, layout, memory, boot_slots, device))
+            .map(|device| window(&vm, layout, memory, boot_slots, device, sandbox))
             .transpose()?;
 
         let vcpus = create_vcpus(kvm, &vm, config.cpus, entry)?;
@@ -256,6 +272,7 @@ impl Machine {
             started: None,
             vcpus,
             shared: Arc::new(Shared::new(bus, Arc::clone(wake))),
+            sandbox: sandbox.clone(),
             queue_notify,
             window,
             _vm: vm,
@@ -282,7 +299,7 @@ impl Machine {
         let vcpus = std::mem::take(&mut self.vcpus);
         self.started = Some(host(
             "start the vCPU threads",
-            VcpuSet::start(vcpus, Arc::clone(&self.shared)),
+            VcpuSet::start(vcpus, Arc::clone(&self.shared), &self.sandbox),
         )?);
         Ok(())
     }
@@ -403,6 +420,7 @@ fn window(
     memory: HostRam,
     first_slot: u32,
     device: HotplugDevice,
+    sandbox: &Sandbox,
 ) -> Result<WindowParts, BuildError> {
     let effects = memory
         .window
@@ -418,6 +436,7 @@ fn window(
         ram: memory.guest,
         access,
         effects: Box::new(effects),
+        sandbox: sandbox.clone(),
     })
 }
 

@@ -103,6 +103,12 @@ fn run(cli: Cli, process_start_ns: u64) -> Result<(), Box<dyn std::error::Error>
         eprintln!("lmb-vmm: notice: {notice}");
     }
     tell(changed, limits, &layout);
+    if !config.sandbox {
+        eprintln!(
+            "lmb-vmm: warning: the sandbox is off (--sandbox off): whoever takes this process \
+             over has all rights of its user"
+        );
+    }
     vmm::run(kvm, config, layout, process_start_ns)?;
     Ok(())
 }

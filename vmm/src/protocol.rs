@@ -117,6 +117,25 @@ pub struct VmInfo {
     /// How often vCPUs left the guest for this process, in this boot.
     #[serde(default)]
     pub vcpu_exits: u64,
+    /// What the process has given up.
+    #[serde(default)]
+    pub sandbox: SandboxInfo,
+}
+
+/// The sandbox of a VM's process. All of it is off with `--sandbox off`, and
+/// only Landlock can be missing otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxInfo {
+    /// Whether there is one.
+    pub enabled: bool,
+    /// No program started from the process gains rights.
+    pub no_new_privs: bool,
+    /// The process has no capabilities.
+    pub capabilities_dropped: bool,
+    /// Each thread has a list of system calls.
+    pub seccomp: bool,
+    /// Version of Landlock that is in force; none on a kernel without it.
+    pub landlock_abi: Option<u32>,
 }
 
 /// One hotplug window: a virtio-mem device, or an ACPI memory device for each

@@ -21,8 +21,10 @@ use crate::config::{SerialOption, VmConfig};
 use crate::console::ConsoleInput;
 use crate::control::{Control, kernel_info};
 use crate::coordinator::{Coordinator, CoordinatorError, RequestError};
+use crate::files::VmFiles;
 use crate::machine::{BuildError, Machine};
 use crate::protocol::VmState;
+use crate::sandbox::{Sandbox, SandboxError};
 use crate::signals;
 use crate::timeline::{BootEvent, monotonic_ns};
 use crate::vcpu::VcpuFailure;
@@ -42,6 +44,9 @@ pub enum VmmError {
     /// It could not be built.
     #[error(transparent)]
     Build(#[from] BuildError),
+    /// The process could not be confined.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
     /// A vCPU cannot go on.
     #[error("{0}")]
     Vcpu(#[from] VcpuFailure),
@@ -95,6 +100,8 @@ struct Vmm {
     kvm: Kvm,
     config: VmConfig,
     layout: Layout,
+    files: VmFiles,
+    sandbox: Sandbox,
     wake: Arc<Wake>,
     effect_done: Arc<EventFd>,
     end: Option<Result<(), VmmError>>,
@@ -122,8 +129,8 @@ pub fn run(
     layout: Layout,
     process_start_ns: u64,
 ) -> Result<(), VmmError> {
-    let vmm = Vmm::new(kvm, config, layout, process_start_ns)?;
     let mut manager = EventManager::<Vmm>::new()?;
+    let vmm = Vmm::new(kvm, config, layout, process_start_ns)?;
     let id = manager.add_subscriber(vmm);
     let result = loop {
         let vmm = manager.subscriber_mut(id)?;
@@ -169,7 +176,15 @@ impl Vmm {
         if let Some(total) = config.requested_memory {
             coordinator.request_at_start(total)?;
         }
-        let mut machine = Machine::build(&kvm, &config, &layout, &device_wake)?;
+        let files = VmFiles::open(&config)?;
+        lmb_memory::open_host_views(layout.page_size);
+        // No thread has been started, and nothing is opened from here on.
+        let (sandbox, sandbox_info) = if config.sandbox {
+            Sandbox::enter(config.api_socket.as_deref())?
+        } else {
+            Default::default()
+        };
+        let mut machine = Machine::build(&kvm, &config, &layout, &files, &sandbox, &device_wake)?;
         attach(&mut coordinator, &mut machine)?;
         // Until here a signal ends the process at once, also in the midst of
         // populating much memory.
@@ -184,6 +199,7 @@ impl Vmm {
             kernel: kernel_info(&config, &machine),
             asked: None,
             vcpu_exits: 0,
+            sandbox: sandbox_info,
         };
         machine.start()?;
         let vmm = Self {
@@ -197,6 +213,8 @@ impl Vmm {
             kvm,
             config,
             layout,
+            files,
+            sandbox,
             wake,
             effect_done,
             end: None,
@@ -293,7 +311,14 @@ impl Vmm {
             self.coordinator.system_reset(asked_ns);
         }
         let device_wake: Arc<dyn OwnerWake> = Arc::clone(&self.wake) as _;
-        let mut machine = Machine::build(&self.kvm, &self.config, &self.layout, &device_wake)?;
+        let mut machine = Machine::build(
+            &self.kvm,
+            &self.config,
+            &self.layout,
+            &self.files,
+            &self.sandbox,
+            &device_wake,
+        )?;
         attach(&mut self.coordinator, &mut machine)?;
         watch(&machine.queue_notify, QUEUE_NOTIFY, ops);
         machine.start()?;

@@ -14,6 +14,7 @@ mod memory;
 mod native;
 mod refusals;
 mod removal;
+mod sandbox;
 mod shared;
 
 use std::process::ExitCode;
@@ -62,6 +63,7 @@ fn all() -> Vec<Case> {
         cli::CASES,
         geometry::CASES,
         native::CASES,
+        sandbox::CASES,
     ] {
         cases.extend_from_slice(part);
     }

@@ -92,6 +92,10 @@ pub(super) struct VmmFlags {
     #[arg(long, value_name = "ENTRY")]
     kernel_entry: Option<String>,
 
+    /// Whether lmb-vmm confines itself: on or off, for debugging [default: on]
+    #[arg(long, value_name = "on|off")]
+    sandbox: Option<String>,
+
     /// What lmb-vmm logs: error, warn, info, debug or trace [default: warn]
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<String>,
@@ -145,6 +149,7 @@ impl VmmFlags {
         push("--prefault-threads", self.prefault_threads.as_deref());
         push("--serial", self.serial.as_deref());
         push("--kernel-entry", self.kernel_entry.as_deref());
+        push("--sandbox", self.sandbox.as_deref());
         push("--log-level", self.log_level.as_deref());
         if let Some(path) = &self.config {
             arguments.extend(["--config".into(), path.into()]);

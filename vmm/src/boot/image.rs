@@ -97,6 +97,44 @@ pub enum EntryChoice {
     Bzimage,
 }
 
+/// A kernel file, opened once and read at each boot: what is written into it
+/// takes effect at the next one.
+#[derive(Debug)]
+pub struct KernelFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl KernelFile {
+    /// Opens the file.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn open(path: &Path) -> Result<Self, ImageError> {
+        Ok(Self {
+            path: path.into(),
+            file: File::open(path).map_err(|source| unreadable(path, source))?,
+        })
+    }
+
+    /// Reads it and, for the ELF entry of a bzImage, unpacks it.
+    ///
+    /// # Errors
+    /// Any of [`ImageError`]; nothing but the file is touched.
+    pub fn read(&self, choice: EntryChoice) -> Result<KernelImage, ImageError> {
+        let path = &self.path;
+        let system = |source| unreadable(path, source);
+        let mut file = self.file.try_clone().map_err(system)?;
+        // The clone shares its place with the reader of the boot before.
+        file.rewind().map_err(system)?;
+        let size_bytes = file.metadata().map_err(system)?.len();
+        if size_bytes > MAX_IMAGE_BYTES {
+            return Err(ImageError::TooBig { path: path.into() });
+        }
+        KernelImage::read(path, file, size_bytes, choice)
+    }
+}
+
 /// A kernel ready to be placed in guest memory.
 #[derive(Debug)]
 pub struct KernelImage {
@@ -122,12 +160,20 @@ pub enum Content {
 }
 
 impl KernelImage {
-    /// Reads the file and, for the ELF entry of a bzImage, unpacks it.
+    /// Reads a file once, see [`KernelFile::read`].
     ///
     /// # Errors
-    /// Any of [`ImageError`]; nothing but the file is touched.
+    /// Any of [`ImageError`].
     pub fn open(path: &Path, choice: EntryChoice) -> Result<Self, ImageError> {
-        let (mut file, size_bytes) = open_bounded(path)?;
+        KernelFile::open(path)?.read(choice)
+    }
+
+    fn read(
+        path: &Path,
+        mut file: File,
+        size_bytes: u64,
+        choice: EntryChoice,
+    ) -> Result<Self, ImageError> {
         if is_elf(path, &mut file)? {
             if choice == EntryChoice::Bzimage {
                 return Err(ImageError::NotBzimage { path: path.into() });
@@ -199,16 +245,6 @@ fn damaged(path: &Path, what: impl Into<String>) -> ImageError {
         path: path.into(),
         what: what.into(),
     }
-}
-
-/// Opens a file of a kernel's size.
-fn open_bounded(path: &Path) -> Result<(File, u64), ImageError> {
-    let file = File::open(path).map_err(|source| unreadable(path, source))?;
-    let metadata = file.metadata().map_err(|source| unreadable(path, source))?;
-    if metadata.len() > MAX_IMAGE_BYTES {
-        return Err(ImageError::TooBig { path: path.into() });
-    }
-    Ok((file, metadata.len()))
 }
 
 /// Looks at the magic and goes back to the start.

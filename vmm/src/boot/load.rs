@@ -37,12 +37,11 @@ pub struct Entry {
     pub kind: EntryKind,
 }
 
-/// An initrd file, opened and measured before the VM exists.
+/// An initrd file, opened once and read at each boot.
 #[derive(Debug)]
 pub struct InitrdFile {
     path: PathBuf,
     file: File,
-    size_bytes: u64,
 }
 
 impl InitrdFile {
@@ -55,16 +54,28 @@ impl InitrdFile {
             path: path.display().to_string(),
             source,
         };
-        let file = File::open(path).map_err(error)?;
-        let metadata = file.metadata().map_err(error)?;
-        if !metadata.is_file() {
-            return Err(error(std::io::Error::other("it is not a regular file")));
-        }
-        Ok(Self {
+        let initrd = Self {
             path: path.into(),
-            file,
-            size_bytes: metadata.len(),
-        })
+            file: File::open(path).map_err(error)?,
+        };
+        initrd.measure()?;
+        Ok(initrd)
+    }
+
+    /// Its size now, bytes.
+    fn measure(&self) -> Result<u64, BootError> {
+        let metadata = self.file.metadata().map_err(|source| self.error(source))?;
+        if !metadata.is_file() {
+            return Err(self.error(std::io::Error::other("it is not a regular file")));
+        }
+        Ok(metadata.len())
+    }
+
+    fn error(&self, source: std::io::Error) -> BootError {
+        BootError::Initrd {
+            path: self.path.display().to_string(),
+            source,
+        }
     }
 }
 
@@ -196,30 +207,26 @@ fn load_initrd(
     kernel_end: u64,
     low_end: u64,
 ) -> Result<Initrd, BootError> {
+    let size_bytes = initrd.measure()?;
     let too_big = || BootError::InitrdTooBig {
         path: initrd.path.display().to_string(),
-        size_bytes: initrd.size_bytes,
+        size_bytes,
         kernel_end,
         low_end,
     };
     let address = low_end
         .min(INITRD_MAX + 1)
-        .checked_sub(initrd.size_bytes)
+        .checked_sub(size_bytes)
         .map(|address| address & !(PAGE_BYTES - 1))
         .filter(|&address| address >= kernel_end)
         .ok_or_else(too_big)?;
-    let size = usize::try_from(initrd.size_bytes).map_err(|_| too_big())?;
-    let read_error = |source| BootError::Initrd {
-        path: initrd.path.display().to_string(),
-        source,
-    };
-    // A VM that restarts loads the same file again.
+    let size = usize::try_from(size_bytes).map_err(|_| too_big())?;
     let mut file = &initrd.file;
-    file.rewind().map_err(read_error)?;
+    file.rewind().map_err(|source| initrd.error(source))?;
     ram.read_exact_volatile_from(GuestAddress(address), &mut file, size)
-        .map_err(|error| read_error(std::io::Error::other(error.to_string())))?;
+        .map_err(|error| initrd.error(std::io::Error::other(error.to_string())))?;
     Ok(Initrd {
         address,
-        size_bytes: initrd.size_bytes,
+        size_bytes,
     })
 }

@@ -11,7 +11,7 @@ use lmb_memory::{
     Bytes, GeometryError, GuestBlock, Hotplug, Layout, LmbSize, MemoryRequest, PageSize, UnitError,
 };
 
-pub use options::{GuestBlockOption, KernelEntry, LogLevel, Options, SerialOption};
+pub use options::{GuestBlockOption, KernelEntry, LogLevel, Options, SandboxOption, SerialOption};
 pub use report::LayoutReport;
 
 use crate::boot::BootError;
@@ -112,6 +112,8 @@ pub struct VmConfig {
     pub api_socket: Option<PathBuf>,
     /// Kernel entry.
     pub entry: EntryChoice,
+    /// Whether the process confines itself.
+    pub sandbox: bool,
 }
 
 /// What of the host a layout depends on.
@@ -164,6 +166,7 @@ impl VmConfig {
             prefault_threads: prefault.then(|| options.prefault_threads.unwrap_or_else(host_cpus)),
             serial: options.serial.unwrap_or_default(),
             api_socket: options.api_socket,
+            sandbox: options.sandbox != Some(SandboxOption::Off),
             entry: match options.kernel_entry {
                 None | Some(KernelEntry::Auto) => EntryChoice::Auto,
                 Some(KernelEntry::Elf) => EntryChoice::Elf,
@@ -282,7 +285,7 @@ mod tests {
                 "max_memory": "4G", "requested_memory": "3G", "lmb_size": "1G", "guest_block_size": "512M",
                 "slot_size": "1G", "hotplug": "acpi", "hugepages": "1G", "shared": true, "prefault": true,
                 "prefault_threads": 2, "serial": "off", "api_socket": "s",
-                "kernel_entry": "bzimage", "log_level": "debug"}"#,
+                "kernel_entry": "bzimage", "sandbox": "off", "log_level": "debug"}"#,
         )
         .unwrap();
         let text = serde_json::to_string(&options).unwrap();

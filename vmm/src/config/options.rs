@@ -41,6 +41,16 @@ pub enum LogLevel {
     Trace,
 }
 
+/// Whether the process gives up what it does not need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SandboxOption {
+    /// Nothing can be opened, started or connected while the guest runs
+    On,
+    /// All rights of the user stay, for debugging
+    Off,
+}
+
 /// Every option that describes a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -132,6 +142,11 @@ pub struct Options {
     #[arg(long, value_enum)]
     pub kernel_entry: Option<KernelEntry>,
 
+    /// Whether the process confines itself before the guest runs (seccomp,
+    /// Landlock, no capabilities). Default: on
+    #[arg(long, value_enum)]
+    pub sandbox: Option<SandboxOption>,
+
     /// How much is logged to standard error. Default: warn
     #[arg(long, value_enum)]
     pub log_level: Option<LogLevel>,
@@ -175,6 +190,7 @@ impl Options {
             serial: self.serial.or(base.serial),
             api_socket: self.api_socket.or(base.api_socket),
             kernel_entry: self.kernel_entry.or(base.kernel_entry),
+            sandbox: self.sandbox.or(base.sandbox),
             log_level: self.log_level.or(base.log_level),
         }
     }

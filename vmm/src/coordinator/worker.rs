@@ -16,6 +16,8 @@ use std::thread::JoinHandle;
 use lmb_memory::LmbRange;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::sandbox::{Sandbox, ThreadKind};
+
 /// What an effect could not do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EffectError {
@@ -96,18 +98,29 @@ pub(super) struct EffectWorker {
 }
 
 impl EffectWorker {
-    /// Starts the thread. `done` is written after each completion.
+    /// Starts the thread, confined by `sandbox`. `done` is written after each
+    /// completion.
     pub(super) fn spawn(
         window: usize,
         effects: Box<dyn WindowEffects>,
         done: Arc<EventFd>,
+        sandbox: Sandbox,
     ) -> std::io::Result<Self> {
         let slots_at_start = effects.slots_in_use();
         let (jobs, inbox) = channel();
         let (outbox, completions) = channel();
         let thread = std::thread::Builder::new()
             .name(format!("effects{window}"))
-            .spawn(move || work(effects, &inbox, outbox, &done))?;
+            .spawn(move || {
+                let confined = sandbox.confine(ThreadKind::Effects);
+                match confined {
+                    Ok(()) => work(effects, &inbox, outbox, &done),
+                    Err(error) => {
+                        tracing::error!("an effect worker did not start: {error}");
+                        end_of_effects(&inbox, outbox, &done);
+                    }
+                }
+            })?;
         Ok(Self {
             jobs: Some(jobs),
             completions,
@@ -166,19 +179,22 @@ fn work(
             }
         }));
         let Ok(completion) = outcome else {
-            // The channel must be closed before the owner looks at it.
-            drop(outbox);
-            wake(done);
-            // The guest still runs on the window's memory: it must outlive
-            // this failure, until the owner lets go of the window.
-            while inbox.recv().is_ok() {}
-            return;
+            return end_of_effects(inbox, outbox, done);
         };
         if outbox.send(completion).is_err() {
             return;
         }
         wake(done);
     }
+}
+
+/// No effect will be done any more: tells the owner, and keeps the window's
+/// memory, on which the guest still runs, until the owner lets go of it.
+fn end_of_effects(inbox: &Receiver<Job>, outbox: Sender<Completion>, done: &EventFd) {
+    // The channel must be closed before the owner looks at it.
+    drop(outbox);
+    wake(done);
+    while inbox.recv().is_ok() {}
 }
 
 fn wake(done: &EventFd) {
@@ -221,7 +237,12 @@ mod tests {
 
     fn worker() -> (EffectWorker, Arc<EventFd>) {
         let done = Arc::new(EventFd::new(EFD_CLOEXEC).unwrap());
-        let worker = EffectWorker::spawn(0, Box::new(Scripted { slots: 3 }), Arc::clone(&done));
+        let worker = EffectWorker::spawn(
+            0,
+            Box::new(Scripted { slots: 3 }),
+            Arc::clone(&done),
+            Sandbox::off(),
+        );
         (worker.unwrap(), done)
     }
 
@@ -271,7 +292,8 @@ mod tests {
         let (release, gate) = channel();
         let (ended, end) = channel();
         let done = Arc::new(EventFd::new(EFD_CLOEXEC).unwrap());
-        let worker = EffectWorker::spawn(0, Box::new(Slow(gate, ended)), done).unwrap();
+        let worker =
+            EffectWorker::spawn(0, Box::new(Slow(gate, ended)), done, Sandbox::off()).unwrap();
         worker.submit(Job::Plug(vec![run()])).unwrap();
         release.send(()).unwrap();
         drop(worker);

@@ -17,6 +17,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{Killable, register_signal_handler};
 
 use crate::bus::Bus;
+use crate::sandbox::{Sandbox, ThreadKind};
 use crate::timeline::stamp;
 use kvm_run::ImmediateExit;
 use lmb_devices::{OwnerWake, Stamp};
@@ -78,6 +79,14 @@ pub enum VcpuFailure {
         /// Number of the vCPU.
         cpu: u32,
         /// The system's reason.
+        error: String,
+    },
+    /// The thread could not be confined.
+    #[error("vCPU {cpu} did not start: {error}")]
+    Sandbox {
+        /// Number of the vCPU.
+        cpu: u32,
+        /// The reason.
         error: String,
     },
     /// An exit that this VMM never asks for.
@@ -156,11 +165,16 @@ struct VcpuHandle {
 }
 
 impl VcpuSet {
-    /// Starts one thread for each vCPU; all enter the guest together.
+    /// Starts one thread for each vCPU, confined by `sandbox`; all enter the
+    /// guest together.
     ///
     /// # Errors
     /// When a thread or the kick signal's handler cannot be had.
-    pub fn start(vcpus: Vec<VcpuFd>, shared: Arc<Shared>) -> std::io::Result<Self> {
+    pub fn start(
+        vcpus: Vec<VcpuFd>,
+        shared: Arc<Shared>,
+        sandbox: &Sandbox,
+    ) -> std::io::Result<Self> {
         extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
         register_signal_handler(kick_signal(), ignore)
             .map_err(|errno| std::io::Error::from_raw_os_error(errno.errno()))?;
@@ -177,9 +191,14 @@ impl VcpuSet {
             let gate = Arc::clone(&gate);
             let vcpu = Arc::new(Mutex::new(vcpu));
             let own = Arc::clone(&vcpu);
+            let sandbox = sandbox.clone();
             let spawned = std::thread::Builder::new()
                 .name(format!("vcpu{cpu}"))
                 .spawn(move || {
+                    if let Err(error) = sandbox.confine(ThreadKind::Vcpu) {
+                        let error = error.to_string();
+                        return shared.report(VcpuFailure::Sandbox { cpu, error });
+                    }
                     let mut vcpu = own.lock().unwrap_or_else(PoisonError::into_inner);
                     drop(gate.read().unwrap_or_else(PoisonError::into_inner));
                     run(cpu, &mut vcpu, &shared);
@@ -224,7 +243,8 @@ impl VcpuSet {
     }
 }
 
-fn kick_signal() -> i32 {
+/// The signal that takes a vCPU out of the guest.
+pub(crate) fn kick_signal() -> i32 {
     vmm_sys_util::signal::SIGRTMIN() + KICK_SIGNAL_OFFSET
 }
 

@@ -12,7 +12,9 @@ use event_manager::{
 
 use crate::api::{ApiServer, Context, InterestChange, VmControl};
 use crate::coordinator::tests::rig::{Rig, TestClock};
-use crate::protocol::{BootTimeline, EntryKind, ErrorReply, KernelInfo, VmInfo, VmState};
+use crate::protocol::{
+    BootTimeline, EntryKind, ErrorReply, KernelInfo, SandboxInfo, VmInfo, VmState,
+};
 use crate::timeline::Clock;
 
 const FIRST_TOKEN: u32 = 7;
@@ -40,6 +42,7 @@ impl VmControl for Control {
             },
             boot: boot.clone(),
             vcpu_exits: 314,
+            sandbox: SandboxInfo::default(),
         }
     }
 

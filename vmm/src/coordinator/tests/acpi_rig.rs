@@ -17,6 +17,7 @@ use crate::coordinator::{Coordinator, HotplugDevice, OperationId, RequestError, 
 use crate::protocol::{
     Hotplug, LmbChange, LmbOutcome, LmbSpan, LmbState, MemoryAction, MemoryRequest, Operation,
 };
+use crate::sandbox::Sandbox;
 use crate::timeline::Clock;
 
 const PRESENT: u8 = 0x0f;
@@ -191,6 +192,7 @@ fn build(coordinator: &mut Coordinator, layout: &Layout, fail_first_open: bool) 
             ram,
             access: access.clone(),
             effects,
+            sandbox: Sandbox::off(),
         })
         .unwrap();
     Machine {

@@ -24,6 +24,7 @@ use crate::coordinator::{
     Coordinator, EffectError, HotplugDevice, OperationId, RequestError, WindowEffects, WindowParts,
 };
 use crate::protocol::{MemoryAction, MemoryRequest, Operation};
+use crate::sandbox::Sandbox;
 use crate::timeline::Clock;
 
 pub(crate) const LMB_BYTES: u64 = 2 << 20;
@@ -563,6 +564,7 @@ fn build(
             ram,
             access,
             effects,
+            sandbox: Sandbox::off(),
         })
         .unwrap();
     (machine, host, faults)

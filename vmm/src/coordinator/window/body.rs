@@ -19,6 +19,8 @@ use lmb_memory::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::sandbox::Sandbox;
+
 use crate::coordinator::loudness::Loudness;
 use crate::coordinator::worker::{
     Completion, EffectError, EffectWorker, Job, Progress, WindowEffects, WorkerGone,
@@ -81,9 +83,10 @@ impl Body {
         access: AccessMap,
         effects: Box<dyn WindowEffects>,
         done: Arc<EventFd>,
+        sandbox: Sandbox,
     ) -> io::Result<()> {
         let number = usize::try_from(self.id).unwrap_or(usize::MAX);
-        let worker = EffectWorker::spawn(number, effects, done)?;
+        let worker = EffectWorker::spawn(number, effects, done, sandbox)?;
         for run in self.ledger.plugged_runs() {
             access.set(run, true);
         }

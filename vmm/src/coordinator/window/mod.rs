@@ -22,6 +22,7 @@ use self::body::Body;
 use super::operation::OperationLog;
 use super::worker::WindowEffects;
 use crate::protocol::{Hotplug, LmbChange, LmbRun, LmbState, WindowInfo};
+use crate::sandbox::Sandbox;
 use crate::timeline::Clock;
 
 /// The device through which the guest and a window's owner speak.
@@ -42,6 +43,8 @@ pub struct WindowParts {
     pub access: AccessMap,
     /// Host memory and KVM slots of the window, all unplugged.
     pub effects: Box<dyn WindowEffects>,
+    /// Confines the thread of the effects.
+    pub sandbox: Sandbox,
 }
 
 /// Why a window did not take its machine's half.

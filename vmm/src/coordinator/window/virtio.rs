@@ -355,7 +355,8 @@ impl Window for VirtioWindow {
         let HotplugDevice::VirtioMem(device) = parts.device else {
             return Err(AttachError::OtherDevice);
         };
-        self.body.attach(parts.access, parts.effects, done)?;
+        self.body
+            .attach(parts.access, parts.effects, done, parts.sandbox)?;
         self.machine = Some(Machine {
             malformed_seen: device.counters().malformed,
             device,

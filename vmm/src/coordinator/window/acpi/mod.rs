@@ -298,7 +298,8 @@ impl Window for AcpiWindow {
         };
         let mut effects = parts.effects;
         self.plug_for_boot(&mut *effects, clock);
-        self.body.attach(parts.access, effects, done)?;
+        self.body
+            .attach(parts.access, effects, done, parts.sandbox)?;
         self.device = Some(device);
         let present: Vec<u32> = self.talk.book.those(Standing::Present).collect();
         for lmb in present {
