@@ -61,6 +61,12 @@ impl GuestSpec {
         self.flag("lmb-size", size)
     }
 
+    /// By what means memory comes and goes: `virtio-mem` or `acpi`.
+    #[must_use]
+    pub fn hotplug(self, kind: &str) -> Self {
+        self.flag("hotplug", kind)
+    }
+
     /// The kernel's entry.
     #[must_use]
     pub fn entry(self, entry: Entry) -> Self {

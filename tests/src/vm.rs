@@ -209,14 +209,22 @@ impl GuestVm {
     /// # Errors
     /// When it is refused.
     pub fn change(&self, action: MemoryAction, bytes: u64) -> Result<Operation> {
-        let operation = self.client().start_operation(&MemoryRequest {
-            action,
+        self.ask(MemoryRequest {
             size_bytes: Some(bytes),
-            lmbs: None,
+            ..MemoryRequest::new(action)
+        })
+    }
+
+    /// The same with any request; how long and for what it waits is the same.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub fn ask(&self, request: MemoryRequest) -> Result<Operation> {
+        let operation = self.client().start_operation(&MemoryRequest {
             timeout_ms: u64::try_from(wait::CHANGE.as_millis()).unwrap_or(u64::MAX),
             wait: true,
             wait_usable: true,
-            ..MemoryRequest::new(action)
+            ..request
         })?;
         Ok(operation)
     }

@@ -95,11 +95,10 @@ pub fn operation(operation: &Operation) -> String {
     text.push_str("\n\n");
     push_table(&mut text, &phases(&operation.timeline));
     text.push('\n');
-    if operation.changes.is_empty() {
-        text.push_str(&requests(&operation.requests));
-        text.push('\n');
-    } else {
-        text.push_str(&lmbs::changes(&operation.changes));
+    match &operation.acpi {
+        _ if !operation.changes.is_empty() => text.push_str(&lmbs::changes(&operation.changes)),
+        Some(counts) => _ = writeln!(text, "LMBs: {}", lmbs::counts(counts)),
+        None => _ = writeln!(text, "{}", requests(&operation.requests)),
     }
     if operation.timeline.usable_late {
         text.push_str(

@@ -62,7 +62,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<bool> {
         None => debian.clone(),
     };
     let agent = programs.path("lmb-guest-agent")?;
-    let guest = inputs::guest("6_1", kernel, &agent, &cache, &note)?;
+    let guest = inputs::guest("6_1", kernel, &agent, &[], &cache, &note)?;
     let mut found = None;
     let mut line = |text: &str| match text.split_once(' ') {
         Some(("step", what)) => progress.step(what),

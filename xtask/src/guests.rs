@@ -41,11 +41,12 @@ pub(crate) fn run(programs: &Programs, filter: Option<&str>) -> Result<Tally> {
     inputs::programs(&note)?;
     let cache = Cache::open()?;
     let agent = programs.path("lmb-guest-agent")?;
+    let load = [put(&programs.path("lmb-guest-load")?, "bin/lmb-guest-load")];
     let guests = KERNELS
         .iter()
         .map(|(name, package)| {
             let kernel = KernelPackage::fetch(&cache, package, false, &note)?;
-            inputs::guest(name, kernel, &agent, &cache, &note)
+            inputs::guest(name, kernel, &agent, &load, &cache, &note)
         })
         .collect::<Result<Vec<_>>>()?;
     progress.show("unpacking a kernel");

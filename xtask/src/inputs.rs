@@ -69,11 +69,12 @@ fn needed(native_kvm: bool) -> &'static [Program] {
     if native_kvm { &[CURL] } else { &[CURL, QEMU] }
 }
 
-/// Makes a guest image with the project's agent.
+/// Makes a guest image with the project's agent, and these programs in /bin.
 pub(crate) fn guest(
     name: &'static str,
     kernel: KernelPackage,
     agent: &Path,
+    files: &[FileArgument],
     cache: &Cache,
     note: &dyn Fn(&str),
 ) -> Result<Guest> {
@@ -81,7 +82,7 @@ pub(crate) fn guest(
         agent: agent.to_owned(),
         kernel: kernel.clone(),
         modules: DEFAULT_MODULES.map(str::to_owned).to_vec(),
-        files: Vec::new(),
+        files: files.to_vec(),
         gzip: false,
     };
     Ok(Guest {

@@ -5,6 +5,7 @@
 //! reason is printed once. `LMB_TEST_SHARD=1/2` runs the first of two shares of the
 //! trials, for two hosts at once.
 
+mod acpi;
 mod api;
 mod boot;
 mod cases;
@@ -62,6 +63,7 @@ fn all() -> Vec<Case> {
         api::CASES,
         cli::CASES,
         geometry::CASES,
+        acpi::CASES,
         native::CASES,
         sandbox::CASES,
     ] {

@@ -22,6 +22,10 @@ pub(crate) enum Standing {
     Stalling,
     /// Kernel 6.1 without the driver.
     Driverless,
+    /// As the stock guests, but each LMB an ACPI device.
+    Acpi61,
+    /// The same with kernel 6.12.
+    Acpi612,
 }
 
 /// Window of the stock guests, MiB.
@@ -30,12 +34,13 @@ pub(crate) const WINDOW_MIB: u64 = 2048;
 impl Standing {
     fn spec(self) -> GuestSpec {
         let kernel = match self {
-            Self::Stock612 => Kernel::V6_12,
+            Self::Stock612 | Self::Acpi612 => Kernel::V6_12,
             _ => Kernel::V6_1,
         };
         let spec = GuestSpec::new(kernel).lmb_size("128M").max_memory("2304M");
         match self {
             Self::Stock61 | Self::Stock612 => spec,
+            Self::Acpi61 | Self::Acpi612 => spec.hotplug("acpi"),
             Self::Stalling => spec.max_memory("4352M").command_line("console=ttyS0 quiet"),
             Self::Driverless => spec.append("lmb.modules=off"),
         }
