@@ -196,16 +196,31 @@ impl UeventSocket {
 }
 
 /// Makes a command the leader of a session of its own whose controlling
-/// terminal is its standard input, so that it gets ^C and job control.
+/// terminal is its standard input, so that it gets ^C and job control, and
+/// gives it all signals, of which PID 1 keeps some to itself.
 pub(crate) fn own_terminal(command: &mut Command) {
-    // SAFETY: between fork and exec only setsid and ioctl are called, both
-    // async-signal-safe, and nothing is allocated.
+    // SAFETY: between fork and exec only setsid, ioctl, sigemptyset and
+    // pthread_sigmask are called, all async-signal-safe, and nothing is
+    // allocated.
     unsafe {
         command.pre_exec(|| {
             new_session()?;
-            take_terminal()
+            take_terminal()?;
+            unblock_signals()
         })
     };
+}
+
+fn unblock_signals() -> io::Result<()> {
+    // SAFETY: sigset_t is plain bits, for which all zeroes are valid.
+    let mut none: libc::sigset_t = unsafe { mem::zeroed() };
+    // SAFETY: the set is valid for writing.
+    check(unsafe { libc::sigemptyset(&raw mut none) })?;
+    // SAFETY: the set is valid, and the old mask is not asked for.
+    match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut()) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
 }
 
 fn new_session() -> io::Result<()> {
@@ -236,7 +251,7 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// Blocks them in this thread and those it starts, so call it before
-    /// the first thread. Children started by std have them unblocked.
+    /// the first thread. Children inherit that; see [`own_terminal`].
     ///
     /// # Errors
     /// The kernel's.
