@@ -508,9 +508,11 @@ fn unmovable_lmb_refuses(kernel: Kernel) -> Result<()> {
 /// Pages that wait in pipes cannot be moved, and Linux tries without end, in
 /// the one worker that serves all of ACPI's hotplug.
 fn pinned_lmb_holds_the_queue(kernel: Kernel) -> Result<()> {
+    // Boot memory has room for what can be moved out.
     let mut vm = GuestSpec::new(kernel)
+        .memory("512M")
         .lmb_size("128M")
-        .max_memory("2304M")
+        .max_memory("2560M")
         .hotplug("acpi")
         .boot_with_driver()?;
     done(&vm, by_index(MemoryAction::Add, &[(0x5, 1)]))?;
@@ -550,7 +552,7 @@ fn pinned_lmb_holds_the_queue(kernel: Kernel) -> Result<()> {
     );
     assert!(!guest_has(&mut vm, 0x7)?);
     // The load ends: the late eject is booked, and what waited is done.
-    vm.sh_ok("killall lmb-guest-load")?;
+    vm.sh_ok("killall -9 lmb-guest-load")?;
     let ended = vm.await_end(id)?;
     assert_eq!(ended.state, OperationState::Done, "{ended:#?}");
     wait::until("the late eject to be booked", wait::SHORT, || {
