@@ -121,7 +121,7 @@ pub(super) const MODELS: &str = "costs";
 pub(super) const MAIN: [&str; 3] = ["boot", "dlpar-follow", "dlpar-fixed"];
 
 /// All sweeps, in the order in which they are measured.
-pub(super) const SWEEPS: [Sweep; 24] = [
+pub(super) const SWEEPS: [Sweep; 25] = [
     stock(
         "boot",
         "boot",
@@ -134,7 +134,7 @@ pub(super) const SWEEPS: [Sweep; 24] = [
         "dlpar-follow",
         "dlpar",
         30,
-        "dlpar --amount 32G --memory 4G --lmb-size 128M,256M,512M,1G,2G,4G --steps 3 --rounds 1",
+        "dlpar --amount 32G --memory 4G --lmb-size 128M,256M,512M,1G,2G,4G --steps 3 --rounds 2",
         "Add, remove and add 32 GiB in an idle guest; its memory block follows the LMB",
     ),
     stock(
@@ -202,6 +202,14 @@ pub(super) const SWEEPS: [Sweep; 24] = [
         "dlpar --amount 2G --memory 4G --lmb-size 128M,512M,2G \
          --load none,touched,dirtying,pinned --timeout 20s --rounds 2",
         "Remove 2 GiB, of which a load holds 512 MiB, and add them again",
+    ),
+    stock(
+        "loads-sub-block",
+        "loads",
+        2,
+        "dlpar --amount 2G --memory 4G --lmb-size 128M --guest-block-size 2G \
+         --load touched,pinned --timeout 20s --rounds 1",
+        "The same with LMBs of 128 MiB in a guest memory block of 2 GiB",
     ),
     stock(
         "vmms-boot",
