@@ -158,8 +158,15 @@ const BUILD_REQUESTS: &[u64] = &[
     writes::<kvm::kvm_cpuid2>(0x90),      // KVM_SET_CPUID2
 ];
 
-/// Terminal attributes of the console, and a connection's mode.
-const DESCRIPTOR_REQUESTS: &[u64] = &[libc::TCGETS, libc::TCSETS, libc::FIONBIO];
+/// Terminal attributes of the console (by the newer requests from glibc 2.42
+/// on), and a connection's mode.
+const DESCRIPTOR_REQUESTS: &[u64] = &[
+    libc::TCGETS,
+    libc::TCSETS,
+    libc::TCGETS2,
+    libc::TCSETS2,
+    libc::FIONBIO,
+];
 
 /// The lists while they are made: a call without rules is allowed whatever its
 /// arguments.
