@@ -341,6 +341,7 @@ fn unpack(path: &Path, payload: &[u8]) -> Result<Vec<u8>, ImageError> {
             read_all(path, lzma_rust2::XzReader::new(payload, false), size)
         }
         [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+            check_zstd_window(path, payload)?;
             let decoder = ruzstd::decoding::StreamingDecoder::new(payload)
                 .map_err(|error| damaged(path, error.to_string()))?;
             read_all(path, decoder, appended_size(path, payload)?)
@@ -362,6 +363,38 @@ fn appended_size(path: &Path, payload: &[u8]) -> Result<usize, ImageError> {
         return Err(damaged(path, format!("it unpacks to {size} bytes")));
     }
     Ok(size as usize)
+}
+
+/// Refuses a Zstandard frame whose window is larger than any kernel: its
+/// decoder gives nothing out before it holds a window full, so the bound of
+/// what it gives out would come too late.
+fn check_zstd_window(path: &Path, frame: &[u8]) -> Result<(), ImageError> {
+    match zstd_window_bytes(frame) {
+        Some(bytes) if bytes <= MAX_IMAGE_BYTES => Ok(()),
+        Some(bytes) => Err(damaged(path, format!("it has a window of {bytes} bytes"))),
+        None => Err(damaged(path, "its Zstandard header is cut short")),
+    }
+}
+
+/// The window of a Zstandard frame (RFC 8878, 3.1.1.1).
+fn zstd_window_bytes(frame: &[u8]) -> Option<u64> {
+    let descriptor = *frame.get(4)?;
+    let rest = frame.get(5..)?;
+    if descriptor & 0x20 == 0 {
+        let window = *rest.first()?;
+        let base = 1_u64 << (10 + (window >> 3));
+        return Some(base + base / 8 * u64::from(window & 7));
+    }
+    // A single segment: all of the content, whose size stands behind the number
+    // of a dictionary.
+    let start = [0, 1, 2, 4][usize::from(descriptor & 3)];
+    let length = 1 << (descriptor >> 6);
+    let field = rest.get(start..start + length)?;
+    let size = field
+        .iter()
+        .rev()
+        .fold(0, |size, byte| (size << 8) | u64::from(*byte));
+    Some(if length == 2 { size + 256 } else { size })
 }
 
 fn compression(path: &Path, format: &'static str) -> ImageError {
@@ -475,6 +508,45 @@ mod tests {
             assert_eq!(image.version.as_deref(), Some("6.1.0-test"));
             assert_eq!(image.into_bytes().unwrap(), elf);
         }
+    }
+
+    /// A Zstandard frame: what follows the magic, and a last block of `count`
+    /// bytes from one.
+    fn zstd(header: &[u8], count: u32) -> Vec<u8> {
+        let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd];
+        frame.extend_from_slice(header);
+        frame.extend_from_slice(&((count << 3) | 0b011).to_le_bytes()[..3]);
+        frame.push(0x7f);
+        frame
+    }
+
+    #[test]
+    fn a_zstd_window_past_any_kernel_is_refused_before_it_is_filled() {
+        let refused = |frame: Vec<u8>| {
+            let error = open(&bzimage(&with_size(frame, 1000)), EntryChoice::Auto).unwrap_err();
+            error.to_string()
+        };
+        // By its descriptor, and as the size of a single segment.
+        for header in [&[0x00, 0xff][..], &[0xe0, 0, 0, 0, 0, 1, 0, 0, 0]] {
+            let text = refused(zstd(header, 1000));
+            assert!(text.contains("has a window of"), "{text}");
+        }
+        // Those of kernels are taken: 128 MiB (zstd --ultra -22), small ones, and
+        // a size of each width.
+        for header in [
+            &[0x00, 17 << 3][..],
+            &[0x00, 0x00],
+            &[0x20, 200],
+            &[0x60, 0, 4],
+            &[0xa0, 0xe8, 3, 0, 0],
+            &[0xe0, 0xe8, 3, 0, 0, 0, 0, 0, 0],
+        ] {
+            let text = refused(zstd(header, 200));
+            assert!(text.contains("no ELF image"), "{header:x?}: {text}");
+        }
+        assert_eq!(zstd_window_bytes(&zstd(&[0x60, 0, 4], 0)), Some(1280));
+        let text = refused(vec![0x28, 0xb5, 0x2f, 0xfd]);
+        assert!(text.contains("damaged"), "{text}");
     }
 
     #[test]
