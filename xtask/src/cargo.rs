@@ -71,12 +71,19 @@ pub(crate) fn watched(command: &mut Command, line: impl FnMut(&str) + Send) -> R
 
 /// Builds, and returns the programs that cargo names, by target name.
 pub(crate) fn build(arguments: &[&str]) -> Result<Vec<(String, PathBuf)>> {
-    let output = cargo(arguments)
+    programs(&mut cargo(arguments))
+}
+
+/// Runs a cargo command that builds, and returns the programs that it names, by
+/// target name.
+pub(crate) fn programs(command: &mut Command) -> Result<Vec<(String, PathBuf)>> {
+    let output = command
         .args(["--message-format", "json-render-diagnostics"])
         .stderr(Stdio::inherit())
         .output()
         .context("cannot run cargo")?;
     if !output.status.success() {
+        let arguments: Vec<_> = command.get_args().map(|a| a.to_string_lossy()).collect();
         bail!("cargo {} failed", arguments.join(" "));
     }
     Ok(String::from_utf8_lossy(&output.stdout)

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: format, lints, unit tests, then guests. Every step runs
+//! `cargo xtask test`: format, lints, unit tests, fuzz targets, then guests. Every step runs
 //! even when an earlier one failed; the last line counts them all.
 
 use std::time::Instant;
@@ -9,6 +9,7 @@ use lmb_tools::packages::find_program;
 
 use crate::artifacts::Programs;
 use crate::cargo::{cargo, succeeds, watched};
+use crate::fuzz;
 use crate::guests;
 use crate::tally::Tally;
 
@@ -27,6 +28,8 @@ pub(crate) struct TestArgs {
 enum Kind {
     /// Tests that run in cargo alone, with format and lints
     Unit,
+    /// A short run of each fuzz target
+    Fuzz,
     /// Tests of the guest program: real guests, command line, layouts
     Guest,
 }
@@ -39,13 +42,17 @@ pub(crate) fn run(args: &TestArgs) -> Result<bool> {
     let start = Instant::now();
     let filter = args.filter.as_deref();
     let mut tally = Tally::default();
-    if args.only != Some(Kind::Guest) {
+    let wanted = |kind| args.only.is_none_or(|only| only == kind);
+    if wanted(Kind::Unit) {
         if filter.is_none() {
             lints(&mut tally)?;
         }
         unit_tests(&mut tally, filter)?;
     }
-    if args.only != Some(Kind::Unit) {
+    if wanted(Kind::Fuzz) {
+        fuzz::short(&mut tally, filter)?;
+    }
+    if wanted(Kind::Guest) {
         match Programs::build_with_tests() {
             Ok(programs) => tally.add(guests::run(&programs, filter)?),
             Err(error) => {
@@ -66,6 +73,8 @@ fn lints(tally: &mut Tally) -> Result<()> {
     println!("== format and lints");
     let ok = succeeds(&mut cargo(&["fmt", "--all", "--check"]))?;
     tally.step("cargo fmt --all --check", ok);
+    let fuzz = ["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"];
+    tally.step("cargo fmt of fuzz/", succeeds(&mut cargo(&fuzz))?);
     let ok = succeeds(&mut cargo(&[
         "clippy",
         "--quiet",

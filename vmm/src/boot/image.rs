@@ -14,7 +14,11 @@ use crate::protocol::EntryKind;
 /// Largest kernel file read and largest kernel unpacked, bytes. Debian's
 /// kernels have 8 to 60 MB; the bound keeps a hostile length from taking the
 /// host's memory.
-const MAX_IMAGE_BYTES: u64 = 1 << 30;
+const MAX_IMAGE_BYTES: u64 = if cfg!(feature = "fuzzing") {
+    16 << 20
+} else {
+    1 << 30
+};
 /// Offset of the setup header's first field, `setup_sects`.
 const SETUP_SECTS: usize = 0x1f1;
 /// Last byte of the setup header that is read here, exclusive.

@@ -329,6 +329,14 @@ impl Coordinator {
         }
     }
 
+    /// Whether an effect is in flight, so that [`Coordinator::on_effect_done`]
+    /// will have something to do.
+    #[cfg(feature = "fuzzing")]
+    #[must_use]
+    pub fn effect_in_flight(&self) -> bool {
+        self.windows.iter().any(|window| window.busy())
+    }
+
     /// When [`Coordinator::on_deadline`] is next to be called, on the clock.
     #[must_use]
     pub fn next_deadline_ns(&self) -> Option<u64> {

@@ -190,7 +190,7 @@ pub(super) trait Window {
     }
 
     /// Whether an effect runs.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     fn busy(&self) -> bool {
         self.body().busy()
     }
