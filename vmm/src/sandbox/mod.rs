@@ -12,7 +12,7 @@
 //! removed at the end. Four layers, each of which holds without the others:
 //!
 //! 1. no_new_privs: no program started from here gains rights.
-//! 2. No capabilities, in no set.
+//! 2. No capabilities.
 //! 3. Landlock, where the kernel has it: no access to the file system, to TCP,
 //!    or to other processes' abstract sockets and signals.
 //! 4. seccomp: a list of system calls for each kind of thread ([`filters`]).
