@@ -104,8 +104,9 @@ fn holds_through_resets_with_every_kind_of_memory() -> Result<()> {
             if reset {
                 let boots = vm.client().vm()?.boot.boots;
                 vm.client().reset()?;
-                wait::until("the next boot", wait::SHORT, || {
-                    Ok((vm.client().vm()?.boot.boots > boots).then_some(()))
+                wait::until("the next boot's init", wait::BOOT, || {
+                    let boot = vm.client().vm()?.boot;
+                    Ok(boot.init_ns.filter(|_| boot.boots > boots))
                 })?;
                 vm.await_driver()?;
             }
