@@ -16,6 +16,7 @@ use lmb_memory::{
 };
 use lmb_vmm::coordinator::{Coordinator, HotplugDevice, WindowParts};
 use lmb_vmm::protocol::{LmbState, MemoryAction, MemoryRequest, OperationState};
+use lmb_vmm::sandbox::Sandbox;
 use lmb_vmm::timeline::Clock;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::poll::PollContext;
@@ -183,6 +184,7 @@ impl<'m> Machine<'m> {
             ram: self.ram.clone(),
             access: self.access.clone(),
             effects: self.host.effects(),
+            sandbox: Sandbox::off(),
         };
         self.coordinator.attach(parts).expect("the window is free");
     }
