@@ -28,7 +28,14 @@ pub fn boot(groups: &[Group], environments: &Environments) -> Vec<Table> {
         tables.push(boot_by_lmb(&full, environments));
     }
     if !empty.is_empty() {
-        tables.push(boot_by_empty(&boots, environments));
+        // Beside them the same without a window, and no other boots.
+        let rows: Vec<Vec<String>> = empty.iter().map(|group| empty_title(group)).collect();
+        let beside: Vec<&Group> = boots
+            .iter()
+            .copied()
+            .filter(|group| rows.contains(&empty_title(group)))
+            .collect();
+        tables.push(boot_by_empty(&beside, environments));
     }
     tables.push(boot_detail(&boots, environments));
     tables
@@ -49,13 +56,8 @@ fn boot_by_empty(groups: &[&Group], environments: &Environments) -> Table {
     let mut head = TITLE.to_vec();
     head.push(">LMB");
     let mut table = Table::new("Boot time by LMBs left empty", &head);
-    let title = |group: &Group| {
-        let mut cells = title(group);
-        cells.push(format_size(group.config.lmb_size_bytes));
-        cells
-    };
     let cells = (&EMPTY_LMBS, Moment::Complete);
-    pivot(&mut table, groups, environments, title, cells);
+    pivot(&mut table, groups, environments, empty_title, cells);
     table.notes.push(
         "LMBs left empty: those of the hotplug window, which could be added later. With acpi each \
          is a device that the guest makes at its boot; with virtio-mem all are one device."
@@ -63,6 +65,12 @@ fn boot_by_empty(groups: &[&Group], environments: &Environments) -> Table {
     );
     environments.beside(&mut table, groups);
     table
+}
+
+fn empty_title(group: &Group) -> Vec<String> {
+    let mut cells = title(group);
+    cells.push(format_size(group.config.lmb_size_bytes));
+    cells
 }
 
 const EMPTY_LMBS: Across = Across {

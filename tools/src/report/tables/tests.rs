@@ -76,6 +76,12 @@ fn empty_lmbs_are_across_and_kinds_of_hotplug_below_each_other() {
             samples.extend(boot.samples(2));
         }
     }
+    // A boot of another size has nothing to stand beside.
+    let other = Boot {
+        edit: |config| config.memory_bytes *= 2,
+        ..Boot::default()
+    };
+    samples.extend(other.samples(2));
     let tables = tables(&samples);
     let table = find(&tables, "Boot time by LMBs left empty");
     let kinds = [cell(table, 0, "hotplug"), cell(table, 1, "hotplug")];
@@ -83,8 +89,8 @@ fn empty_lmbs_are_across_and_kinds_of_hotplug_below_each_other() {
     for column in ["no window", "256", "4,096"] {
         assert!(cell(table, 0, column).contains("instr"), "{column}");
     }
-    assert_eq!(find(&tables, "Boot time by LMB size").rows.len(), 2);
-    assert_eq!(find(&tables, "Boots in detail").rows.len(), 6);
+    assert_eq!(find(&tables, "Boot time by LMB size").rows.len(), 3);
+    assert_eq!(find(&tables, "Boots in detail").rows.len(), 7);
 }
 
 #[test]
