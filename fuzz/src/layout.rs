@@ -60,7 +60,7 @@ fn check_boot(request: &MemoryRequest, layout: &Layout) {
 /// `probe_memory_block_size`).
 fn linux_block(end: u128) -> u128 {
     let mut block = 2 * GIB;
-    while end < 64 * GIB && block > 128 * MIB || block > 128 * MIB && !end.is_multiple_of(block) {
+    while block > 128 * MIB && (end < 64 * GIB || !end.is_multiple_of(block)) {
         block /= 2;
     }
     block

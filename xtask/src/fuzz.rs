@@ -106,10 +106,6 @@ pub(crate) struct FuzzArgs {
     /// How long each target runs, seconds
     #[arg(long, value_name = "N", default_value_t = 60)]
     seconds: u64,
-    /// Keep a smallest set of inputs that reach what all known ones reach as the
-    /// target's seeds, in place of running
-    #[arg(long)]
-    distil: bool,
 }
 
 /// Runs targets with their corpora, in fuzz/corpus: whether none failed.
@@ -133,43 +129,12 @@ pub(crate) fn run(args: &FuzzArgs) -> Result<bool> {
     let built = build(&targets)?;
     let mut ok = true;
     for (target, program) in targets.iter().zip(&built) {
-        if args.distil {
-            distil(target, program)?;
-            continue;
-        }
         println!("== {} for {} s", target.name, args.seconds);
         let mut command = target.command(program, &target.directory("corpus"))?;
         command.arg(format!("-max_total_time={}", args.seconds));
         ok &= succeeds(&mut command)?;
     }
     Ok(ok)
-}
-
-/// Replaces a target's seeds by the smallest set of known inputs that reaches
-/// as much.
-fn distil(target: &Target, program: &Path) -> Result<()> {
-    let kept = tempfile::tempdir().context("cannot make a directory")?;
-    let mut command = target.command(program, kept.path())?;
-    command
-        .arg(target.directory("corpus"))
-        .arg("-set_cover_merge=1");
-    if !succeeds(&mut command)? {
-        bail!("{} could not be distilled", target.name);
-    }
-    let seeds = target.directory("seeds");
-    // Named ones were written by hand, and stay.
-    for entry in fs::read_dir(&seeds).with_context(|| format!("cannot read {}", seeds.display()))? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.len() == 40 && name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            fs::remove_file(&path)?;
-        }
-    }
-    for entry in fs::read_dir(kept.path())? {
-        let entry = entry?;
-        fs::copy(entry.path(), seeds.join(entry.file_name()))?;
-    }
-    Ok(())
 }
 
 /// The short run of each target whose name, as `fuzz::NAME`, contains `filter`.
